@@ -57,7 +57,7 @@ def _look_for_user_modules_last() -> None:
 
 
 if "RAY_RAYLET_PID" in os.environ:
-    # Ray has started this process, and whatever it does with fedray needs torch
+    # this is a Ray process, and everything that such a process does with fedray needs torch
     _look_for_user_modules_last()
     load_torch()
 

@@ -52,7 +52,7 @@ def simulate(
 ) -> RunResult:
     """Runs a federated learning experiment.
 
-    What is handed over takes the place of the key of the configuration that is named with it.
+    An object that is passed here replaces the configuration key that its description names.
 
     Args:
         config: A mapping (nested or with dotted keys), a YAML file, or nothing for the defaults.
@@ -63,31 +63,35 @@ def simulate(
             unless ``data.partition.kind`` says otherwise, and may have any names. A Dataset whose items are random is
             read item by item (see ``data.access``).
         test: The test set, in the same forms.
-        client_column: The column of a table that holds the clients; ``client``, if there is one, unless it is named.
+        client_column: The column of a table that holds the clients. The default is the column ``client``, if the table
+            has one.
         label_column: The column of a table that holds the targets.
         model: For ``model.name``: a class or function that makes a module from ``input_shape`` and ``classes``, with
             initial weights drawn from ``run.seed``; or a module, whose weights are the same for every seed. Parameters
             without ``requires_grad`` are not trained, and normalisation layers that have no other parameters keep their
             running statistics.
         loss: For ``task.loss``: ``loss(logits [b, classes], targets [b]) -> [b]``, or a loss of torch.
-        metrics: Functions like ``loss`` by name, beside those of ``task.metrics``. The mean of each over the test set
-            is the column ``test_<name>``.
-        transform: For ``data.transform``: ``transform(x [b, ...])`` returns the inputs of a client's mini-batch changed
-            at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets inputs as
-            they are stored, before they are scaled, and is used in training only.
+        metrics: Functions like ``loss``, by name, in addition to those of ``task.metrics``. The mean of each over the
+            test set is the column ``test_<name>``.
+        transform: For ``data.transform``: ``transform(x [b, ...])`` changes the inputs of a client's mini-batch at
+            random and returns them in the same shape and type, as the transforms of ``torchvision.transforms.v2`` do.
+            It gets inputs as they are stored, before they are scaled, and is used in training only.
         algorithm: For ``algorithm.name``: a subclass of :class:`fedray.algorithms.Algorithm`, which may be defined in a
             notebook. Its hyper-parameters are the keys ``algorithm.*``.
         callbacks: Functions that get a :class:`fedray.Report` after every round, and objects with the methods of
-            :class:`fedray.Callback`, beside those of ``run.callbacks``. They are called in this process. The next round
-            waits for them, and the run ends if one returns true.
-        overrides: Texts ``key=value`` on top of ``config``.
-        verbose: Whether to show what ``fedray run`` shows: what is run, its progress and its end.
-        display: What gets these lines, whether ``verbose`` is set or not. Without both, lines that are warnings are
-            those of Python (:class:`fedray.FedrayWarning`).
+            :class:`fedray.Callback`, in addition to those of ``run.callbacks``. They are called in this process. The
+            next round waits for them, and the run ends if one returns true.
+        overrides: Texts ``key=value`` that replace keys of ``config``.
+        verbose: Whether to show what ``fedray run`` shows: what is run, its progress and how it ended.
+        display: The object that shows these lines. It gets them even if ``verbose`` is false. Without ``display`` and
+            ``verbose`` only warnings are shown, as Python warnings (:class:`fedray.FedrayWarning`).
+
+    Returns:
+        The result of the run, which is read from its folder: status, summary, tables and the trained model.
 
     Raises:
-        UserError: Something can't be run as it was asked for.
-        ClientError: The code of a client failed.
+        UserError: The run is not possible as it was asked for.
+        ClientError: Code that runs at the clients (model, loss, algorithm) failed.
 
     Example:
         result = fedray.simulate({"algorithm.name": "fedavg", "run.rounds": 3}, data=(x, y), test=(x_test, y_test))
@@ -118,13 +122,14 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides:
 
 
 def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
-    """Returns the text ``key=value`` that names an algorithm, and its class unless fedray finds it by that name.
+    """Returns the override ``algorithm.name=...`` for ``algorithm``, and the class itself if fedray can't find it by
+    that name. For None there is no override.
 
-    Raises :class:`UserError` if ``algorithm`` is not the class of one.
+    Raises :class:`UserError` if ``algorithm`` is not an algorithm's class.
     """
     if algorithm is None:
         return [], None
-    # it imports torch, and Ray is started meanwhile where nothing is handed over
+    # imported here because it loads torch, which should happen while Ray starts
     from fedray.algorithms import is_known, name_of
 
     return [f"algorithm.name={json.dumps(name_of(algorithm))}"], None if is_known(algorithm) else algorithm
@@ -142,7 +147,7 @@ def custom_objects(
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
 ) -> CustomObjects:
-    """Returns the objects that were handed over from Python. The arguments are those of :func:`simulate`."""
+    """Returns the custom objects among the arguments of :func:`simulate`, with ``data`` and ``test`` as a source."""
     from fedray.experiment.custom import CustomObjects
 
     source = None
@@ -183,8 +188,10 @@ def run_experiment(
 def _run_with_ray(
     settings: Config, custom: Callable[[], CustomObjects], callbacks: Callbacks, display: Display
 ) -> RunResult:
-    """Runs an experiment with a connection to Ray, if that is its engine. Raises :class:`RayNotStarted`, before the run
-    has changed anything, if Ray can't be started."""
+    """Runs an experiment, with a connection to Ray if that is its engine.
+
+    Raises :class:`RayNotStarted` if Ray can't be started. The run has changed nothing by then.
+    """
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
         experiment, engine = _prepared(settings, custom, display, start)
         return _run(experiment, engine, start, callbacks, display)
@@ -193,8 +200,8 @@ def _run_with_ray(
 def _prepared(
     settings: Config, custom: Callable[[], CustomObjects], display: Display, start: RayStart
 ) -> tuple[Experiment, LocalEngine | RayEngine]:
-    """Returns the experiment, and the engine that runs it. Nothing but the engine holds the data, so that it can let go
-    of them."""
+    """Returns the experiment and the engine that runs it. Only the engine refers to the data, so that it can free
+    them."""
     with collector_paused():
         from fedray.core.torch_state import neutral
         from fedray.experiment.resolve import resolve
@@ -226,13 +233,13 @@ def _line_about_end(result: RunResult) -> str:
 
 
 def _will_run_on_ray(settings: Config) -> bool:
-    """Returns whether Ray should be started at once. A run that is finished does not need it."""
+    """Returns whether Ray should be started right away, which a finished run does not need."""
     finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
 def _surroundings(settings: Config, start: RayStart) -> Surroundings:
-    """Returns what the run finds on this machine, or on the Ray cluster."""
+    """Returns what this machine or the Ray cluster offers the run."""
     from fedray.experiment.placement import Surroundings, missing_compiler
     from fedray.tracking.folder import decided_in
 
@@ -255,8 +262,8 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
     """Returns the device that ``engine.device: auto`` stands for.
 
-    A run that has begun in ``folder`` continues on the device on which it began, because another one computes other
-    bits. A new run uses a GPU if this machine, or the Ray cluster, has any.
+    A run that has begun in ``folder`` stays on its device, because another one would compute other bits. A new run uses
+    a GPU if this machine or the Ray cluster has one.
     """
     from fedray.experiment.placement import device_here, device_of_cluster
     from fedray.tracking.folder import device_of

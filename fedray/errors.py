@@ -1,4 +1,4 @@
-"""Defines the errors that fedray raises, and makes their messages: one clear line, with the name that was meant."""
+"""The errors that fedray raises, and help with their messages: one clear line that suggests the name that was meant."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class RayNotStarted(UserError):
 
 
 class ClientError(Exception):
-    """The code of clients (model, loss, algorithm) raised, or the actors that ran it kept dying.
+    """Code that runs at the clients (model, loss, algorithm) raised an exception, or the actors that ran it kept dying.
 
-    The message names client, round and node and holds the original traceback. The command line exits with code 1.
+    The message names the client, round and node, and has the original traceback. The command line exits with code 1.
     """
 
 
 class StateLost(ClientError):
-    """A client's state, which it keeps between rounds, was lost with the node or the disk that it was on.
+    """The state that a client keeps between rounds was lost, together with the node or disk that held it.
 
-    A run then goes back to its last checkpoint, if it has one.
+    The run then goes back to its last checkpoint, if it has one.
     """
 
 
 MOST_NAMES = 60
-"""The most names that a message lists."""
+"""The largest number of known names that a message lists."""
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -49,8 +49,8 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 def near_miss(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the closest known name, or all known names if none is close.
 
-    Of dotted names those come first that end with ``name``, or with ``name`` of this section. More than
-    :data:`MOST_NAMES` are not listed.
+    Dotted names whose last part is ``name`` are preferred to similar ones; so is the key ``name`` of a section that is
+    called like this. The result is empty if no name is close and there are more than :data:`MOST_NAMES`.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"
@@ -74,7 +74,7 @@ def first_line(error: BaseException) -> str:
 
 
 def last_line(message: str) -> str:
-    """Returns the last line of an error's message: of a traceback, the line that names the error."""
+    """Returns the last line of an error's message. In a traceback this is the line that names the error."""
     return (message.strip().splitlines() or [""])[-1]
 
 

@@ -11,7 +11,7 @@ import sys
 
 
 def main(default: str | None = None) -> None:
-    """Runs the command that the first argument names, or ``default`` if the first argument is no command."""
+    """Runs the command that the first argument names, or ``default`` if the first argument is not a command."""
     _prepare_streams()
     try:
         here = os.getcwd()
@@ -31,7 +31,7 @@ def main(default: str | None = None) -> None:
 
 
 def _prepare_streams() -> None:
-    """Makes the output streams take whatever is written to them."""
+    """Makes the output streams accept every character, and replaces a stream that is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed by whoever started the program

@@ -1,4 +1,4 @@
-"""Warns the user of decisions that change a result, and of what was asked for and is not done.
+"""Warns the user about decisions that change a result, and about requests that are not carried out.
 
 Where lines are shown, a warning is a line that begins with ``warning: ``. In a call from Python nothing is shown unless
 the user wants it; then warnings are those of Python, at the line of the user's call.
@@ -11,22 +11,22 @@ import warnings
 from types import FrameType
 
 WARNING = "warning: "
-"""How a line begins that is a warning."""
+"""The beginning of every line that is a warning."""
 
 
 class FedrayWarning(UserWarning):
-    """A warning of fedray's: a decision that changes a result, or something that was asked for and is not done."""
+    """A warning of fedray's, about a decision that changes a result or a request that is not carried out."""
 
 
 def as_warning(line: str) -> str:
-    """Returns ``line`` as the line of a warning, which it may be already."""
+    """Returns ``line`` with :data:`WARNING` in front, unless it begins with that already."""
     return line if line.startswith(WARNING) else WARNING + line
 
 
 class PythonWarnings:
-    """A function that gives Python's warnings the lines that are warnings, each once. It ignores all other lines.
+    """A function that issues a Python warning for each line that is a warning, but only once. It ignores other lines.
 
-    The warnings are those of the line in which the user calls fedray, to make this object, whichever thread comes upon
+    The warnings point to the line of the user's code from which this object was made, even if another thread issues
     them later.
     """
 
@@ -36,7 +36,7 @@ class PythonWarnings:
             frame = frame.f_back
         self._file, self._number = frame.f_code.co_filename, frame.f_lineno
         self._module = frame.f_globals.get("__name__", "<unknown>")
-        # with it Python shows a warning once for each line of the user's, unless the user says otherwise
+        # with this registry Python shows a warning once for each line of the user's code, by default
         self._registry = frame.f_globals.setdefault("__warningregistry__", {})
         self._told: set[str] = set()
 

@@ -23,7 +23,7 @@ A line says what else makes groups unequal, such as other seeds or weights."""
 
 
 MANY = 40
-"""From so many groups on, the pictures take more than some seconds."""
+"""The number of groups from which the pictures take more than a few seconds."""
 
 
 def add_parser(commands: Any) -> None:

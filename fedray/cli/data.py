@@ -51,7 +51,7 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _source_or_file(word: str) -> str:
-    """Returns ``data.source=WORD`` for the name of a source, and other words as they are."""
+    """Returns ``data.source=WORD`` if ``word`` is the name of a source, and otherwise ``word`` itself."""
     from fedray.data.sources.source import SOURCES
 
     if word in SOURCES:

@@ -41,8 +41,8 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """Yields lines about the models of these names, or all that come with fedray, with their options, and
-    on which devices their bits are promised."""
+    """Yields lines about the models of these names, or all that come with fedray: their options, and the devices on
+    which their results are the same to the bit."""
     from fedray.models import MODELS, find_model, options_of
     from fedray.models.bits import promise, where_measured
 
@@ -95,7 +95,7 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _facts(cls: type[Algorithm]) -> str:
-    """Returns an algorithm's paper and what it needs, as a text."""
+    """Returns a text that names an algorithm's paper and what the algorithm needs."""
     from fedray.models.heads import DEFAULT
 
     facts = [cls.paper] if cls.paper else []
@@ -119,7 +119,7 @@ def _first_paragraph(thing: Any) -> Iterable[str]:
 
 
 def _wrap(start: str, text: str, indent: int = INDENT) -> list[str]:
-    """Returns ``start``, and then ``text`` from column ``indent`` on, in as many lines as the terminal needs."""
+    """Returns lines with ``start`` and, from column ``indent`` on, ``text``, wrapped to the width of the terminal."""
     first = f"  {start}  ".ljust(indent) if indent else start
     return textwrap.wrap(
         first + text,
@@ -136,5 +136,5 @@ def _width() -> int:
 
 
 def _value(default: Any) -> str:
-    """Returns a default as one writes it in YAML."""
+    """Returns a default value as it is written in YAML."""
     return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

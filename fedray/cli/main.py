@@ -29,11 +29,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Returns the exit code of ``command()``, which is what it returns unless it raises: 1 for a failure inside, 2 for
-    a user's error, and 130 if it was interrupted. What is wrong is said on standard error, in one line."""
+    """Calls ``command()`` and returns the exit code: its result, or, if it raises, 1 for an internal failure, 2 for a
+    user's error and 130 for an interruption. The error is printed on standard error, in one line."""
     try:
         code = command()
-        # here, where the error is caught if whoever reads the output has gone
+        # flushed here, so that the error is caught if the reader of the output has gone
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -46,7 +46,7 @@ def exit_code(command: Callable[[], int]) -> int:
         print("fedray: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # whoever read the output has seen enough (| head); Python would complain once more when it flushes
+        # the reader of the output has closed it (| head); Python would complain again at its last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
@@ -59,7 +59,7 @@ def _command(arguments: Sequence[str]) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if left:
-        # argparse takes no settings behind the first option that follows a setting
+        # argparse recognises no settings after the first option that follows a setting
         options.settings += left
     if options.command is None:
         parser.print_help()
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 def _check_words(arguments: Sequence[str]) -> None:
     """Raises :class:`UserError` for an unknown command, and for keys without their ``=``.
 
-    argparse's own messages would neither name the command that was meant nor know of keys.
+    argparse's own messages would not suggest the command that was meant, and argparse does not know the keys.
     """
     if not arguments or arguments[0].startswith("-"):
         return

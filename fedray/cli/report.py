@@ -48,7 +48,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _page(folder: Path) -> Any:
-    """Returns the page about what is in ``folder``. Raises :class:`UserError` if that is none of the three."""
+    """Returns the page about the run, sweep or suite in ``folder``. Raises :class:`UserError` if it holds none of
+    these."""
     from fedray.tuning.spec import RECORD, read_sweeps
     from fedray.tuning.suite import SUITE_RECORD, suite_of_folder
 

@@ -1,4 +1,4 @@
-"""Repeats a run, or the runs of a sweep's trial, from what they left on disk, and compares the results."""
+"""Repeats a run, or all runs of a sweep's trial, from their folders on disk, and compares the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Rerun:
     """A run and its repetition.
 
-    ``rounds`` is the number of rounds that both have. ``differ`` names what is not the same to the bit in these:
+    ``rounds`` is the number of rounds that both have. ``differ`` names what is not the same to the bit in these rounds:
     columns of metrics.csv, and ``model`` for the final model.
     """
 
@@ -34,9 +34,9 @@ class Rerun:
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
     """Repeats the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``.
 
-    ``overrides`` are ``key=value`` texts on top of the run's configuration. With ``verbose``, progress is shown.
-    Returns a :class:`Rerun` for each run that was repeated; an interruption leaves out those that come after it. Raises
-    :class:`UserError` if there is no run in the folder, or it made no round.
+    ``overrides`` are texts ``key=value`` that replace keys of the run's configuration. With ``verbose``, progress is
+    shown. Returns a :class:`Rerun` for each run that was repeated; after an interruption the remaining runs are left
+    out. Raises :class:`UserError` if there is no run in the folder, or the run has not finished a round.
     """
     from fedray.api import simulate
     from fedray.tracking.folder import UNRECORDED
@@ -66,9 +66,9 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
 
 
 def _parts_outside_sweep(run: Path) -> int:
-    """Returns the number of parts of a run's path before its sweep's name, which may itself consist of several folders.
+    """Returns how many parts of a run's path come before its sweep's name, which may itself consist of several folders.
 
-    For a run that belongs to no sweep it is -1, so that only the last part of its path is used.
+    For a run that belongs to no sweep it returns -1, the index of the last part.
     """
     for parent in run.absolute().parents:
         if (parent / RECORD).is_file():
@@ -77,10 +77,10 @@ def _parts_outside_sweep(run: Path) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the run folders that are to be repeated: ``folder`` if it is one, else those of all seeds in a trial's
-    folder.
+    """Returns the folders of the runs to repeat: ``folder`` itself if it is a run's, or, if it is a trial's, the run
+    folders of all seeds in it.
 
-    Raises :class:`UserError` if there is none.
+    Raises :class:`UserError` if there is no run.
     """
     found = [path.parent for path in (*folder.glob("config.yaml"), *sorted(folder.glob("seed-*/config.yaml")))]
     if not found:

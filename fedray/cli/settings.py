@@ -1,4 +1,4 @@
-"""What commands have in common that take settings: files and ``key=value`` words, and exit codes."""
+"""What all commands with settings share: how they read files and ``key=value`` words, and their exit codes."""
 
 from __future__ import annotations
 

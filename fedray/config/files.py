@@ -1,4 +1,4 @@
-"""What configurations take from others: files that extend files, and what is said for single algorithms."""
+"""Merges configurations: files that extend other files, and settings that hold for one algorithm only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Values = dict[str, Any]
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
-    """Returns nested sections ``below`` with the values of ``above`` instead of theirs."""
+    """Returns the nested sections ``below``, with the values of ``above`` replacing theirs."""
     found = dict(below)
     for key, value in above.items():
         there = found.get(key)
         if value is None and isinstance(there, Mapping):
-            # a section that holds nothing says nothing
+            # an empty section replaces nothing
             continue
         found[key] = merged(there, value) if isinstance(there, Mapping) and isinstance(value, Mapping) else value
     return found
@@ -30,12 +30,12 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
 def read_extended(
     path: Path, read_one: Callable[[Path], Values], within: tuple[Path, ...] = ()
 ) -> tuple[Values, list[Path]]:
-    """Returns the nested sections of the file ``path``, on top of those of the file that its key ``extends`` names, and
-    so on; and the files that were read, ``path`` first.
+    """Returns the nested sections of the file ``path``, merged over those of the file that its key ``extends`` names,
+    if any, which may extend another file in turn; and the files that were read, ``path`` first.
 
-    The path there is relative to the folder of the file. ``read_one(path)`` returns the sections of a file alone, and
-    ``within`` are the files that have led to this one. Raises :class:`UserError` if ``extends`` is no path, or leads in
-    a circle.
+    The path in ``extends`` is relative to the folder of the file. ``read_one(path)`` returns the sections of a single
+    file, and ``within`` are the files that led to this one. Raises :class:`UserError` if ``extends`` is not a path, or
+    the files extend each other in a circle.
     """
     if path.resolve() in within:
         raise UserError(f"{path} extends itself, through {within[-1]}")
@@ -50,8 +50,9 @@ def read_extended(
 
 
 def for_algorithm(values: Values, name: str) -> Values:
-    """Returns ``values`` with what their section ``for_algorithm`` says for the algorithm ``name`` on top."""
+    """Returns ``values``, with the settings that their section ``for_algorithm`` has for the algorithm ``name`` merged
+    over them."""
     said = values.get(FOR_ALGORITHM)
     keys = said.get(name) if isinstance(said, Mapping) else None
-    # a copy, because what is asked for besides is written into the values
+    # copied, because overrides are written into the values later
     return merged(values, copy.deepcopy(keys)) if isinstance(keys, Mapping) else values

@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field, model_validator
 from fedray.config.section import Section, Whole
 
 GROUPS = 2
-"""The groups of a GroupNorm that takes the place of a model's own normalisation layer, unless a configuration says
-otherwise. It is the number in GHBM's paper."""
+"""The default number of groups of a GroupNorm that replaces a model's own normalisation layer. It is the number in
+GHBM's paper."""
 
 
 class ModelConfig(Section):

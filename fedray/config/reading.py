@@ -23,14 +23,15 @@ from fedray.errors import UserError, closest, near_miss
 from fedray.usercode.importing import short_name
 
 OPTION = r"(algorithm|model)\.\w+"
-"""The form of a key that some algorithm or model may have. Which one has it is not known in this module."""
+"""The form of keys that an algorithm or model may add. This module does not know which keys those are."""
 
 
 def check_words(words: list[str], keys: Sequence[str]) -> None:
-    """Raises :class:`UserError` for a key that is not written as key=value: ``train.lr 0.1``, ``--train.lr=0.1``.
+    """Raises :class:`UserError` for a key that is not written as key=value, such as ``train.lr 0.1`` or
+    ``--train.lr=0.1``.
 
-    ``words`` are those of a command line, and ``keys`` all keys of the command, to which algorithms and models add
-    more.
+    ``words`` are the words of a command line. ``keys`` are the command's keys, without those that algorithms and models
+    add.
     """
     for number, word in enumerate(words):
         key, sign, value = word.lstrip("-").partition("=")
@@ -45,9 +46,9 @@ def check_words(words: list[str], keys: Sequence[str]) -> None:
 
 
 def _value_after(words: list[str]) -> str:
-    """Returns the value that ``words``, which follow a key, begin with: that of ``0.1``, ``= 0.1`` or ``=0.1``.
+    """Returns the value at the beginning of ``words``, which follow a key: ``0.1`` for ``0.1``, ``= 0.1`` or ``=0.1``.
 
-    It is empty if they do not begin with a value.
+    Returns an empty text if there is no value.
     """
     text = "".join(words[1:2]) if words[:1] == ["="] else "".join(words[:1]).removeprefix("=")
     is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or Path(text).is_file()
@@ -57,7 +58,7 @@ def _value_after(words: list[str]) -> str:
 def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
     """Returns the keys that the user may have meant by ``key``.
 
-    A word that is not exactly a key is taken for one only if a value follows it.
+    A word that is not exactly a key counts as one only if a value follows it.
     """
     if key in keys:
         return [key]
@@ -72,9 +73,9 @@ def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
-    """Returns ``config`` as nested sections, and the text with which messages about it begin.
+    """Returns ``config`` as nested sections, and the beginning of messages about it.
 
-    The text names the file if there is one, with those that it extends, and is empty otherwise.
+    That beginning names the file and the files that it extends. It is empty if ``config`` is not a file.
     """
     if config is None:
         return {}, ""
@@ -88,7 +89,7 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
 
 def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns a copy of a configuration with dotted keys as sections. Names of algorithms may have
+    """Returns a copy of a configuration in which dotted keys have become sections. Names of algorithms keep their
     dots."""
     values = dict(values)
     said = values.pop(FOR_ALGORITHM, None)
@@ -98,13 +99,13 @@ def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 ASIDE = "x-"
-"""The beginning of the names of sections that only hold anchors for others: ``x-common: &common {train.lr: 0.1}``."""
+"""The beginning of the names of sections that only define YAML anchors: ``x-common: &common {train.lr: 0.1}``."""
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Returns the sections of a YAML file, without those that only hold anchors for others (``x-...``).
+    """Returns the sections of a YAML file, without those that only define anchors (``x-...``).
 
-    Raises :class:`UserError` if the file can't be read, or is no YAML.
+    Raises :class:`UserError` if the file can't be read, or is not YAML.
     """
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8"))
@@ -155,7 +156,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def assign(values: dict[str, Any], override: str) -> None:
-    """Sets one ``key=value`` in the nested sections ``values``. Raises :class:`UserError` if it has no such form."""
+    """Sets the key of an override ``key=value`` in the nested sections ``values``. Raises :class:`UserError` if
+    ``override`` does not have that form."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
@@ -178,10 +180,10 @@ def assign(values: dict[str, Any], override: str) -> None:
 
 
 def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
-    """Makes the section ``model`` from ``values``.
+    """Returns an instance of the section ``model`` with ``values``.
 
-    Raises :class:`UserError` in one line if they do not fit. The line begins with ``where`` (a file) and ``prefix``
-    (the section, as in ``algorithm.``).
+    Raises :class:`UserError` with one line if a value is not allowed. The line begins with ``where`` (a file), and
+    names keys with ``prefix`` (the section, such as ``algorithm.``).
     """
     try:
         return model.model_validate(dict(values))
@@ -241,12 +243,12 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if problem["type"] == "extra_forbidden":
         return unknown_key(str(problem["loc"][-1]), annotation.model_fields, f"{prefix}{key}." if key else prefix)
     if is_section(annotation):
-        # the section's own validators write whole messages
+        # the section's own validators write complete messages
         example = next(iter(annotation.model_fields), "...")
         kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(value)}"
         if problem["type"] in ("model_type", "model_attributes_type"):
             return kind
-        # a section that is in several places does not know where it is
+        # a section that is used in several places does not know its own name
         return message if "." not in key or key in message else f"{prefix}{key}: {message}"
     key = prefix + key
     if problem["type"] == "missing":
@@ -270,8 +272,8 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
 def _key_of(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
     """Returns the dotted key of a pydantic location, and its annotation.
 
-    For a key that does not exist, the annotation is that of the section. The location of a union ends with the name of
-    the member that failed, which is no key of the user's.
+    For a key that does not exist, it is the annotation of the section. The location of a problem in a union ends with
+    the name of the member that failed, which is not part of the key.
     """
     key, annotation = "", typing.cast(Any, model)
     for part in location:
@@ -317,9 +319,8 @@ def _choices(annotation: Any) -> str:
 
 
 def run_name(config: Config, source: str) -> str:
-    """Returns the name of a run's folder: ``run.name`` if it is set.
-
-    Otherwise it is made of the algorithm's name and that of the data ``source``.
+    """Returns the name of a run's folder: ``run.name`` if it is set, and otherwise a name that is made of the names of
+    the algorithm and the data ``source``.
     """
     return config.run.name or plain(f"{short_name(config.algorithm.name)}-{short_name(source)}")
 

@@ -10,11 +10,11 @@ from fedray.config.section import Real, Section, Whole
 from fedray.errors import UserError
 
 OF_KIND = {"constant": (), "exponential": ("decay",), "step": ("decay", "every"), "cosine": ("final", "rounds")}
-"""The keys that each kind of schedule takes, beside ``warmup``."""
+"""The keys that each kind of schedule takes, in addition to ``warmup``."""
 
 
 class ScheduleConfig(Section):
-    """By which factor a learning rate is multiplied in each round; :mod:`fedray.core.schedule` has the formulas."""
+    """The factor by which a learning rate is multiplied in each round; :mod:`fedray.core.schedule` has the formulas."""
 
     kind: Literal["constant", "exponential", "step", "cosine"] = Field("constant", description="kind of schedule")
     decay: Real | None = Field(None, gt=0, le=1, description="exponential, step: factor of a round, or of a step")
@@ -39,9 +39,9 @@ class ScheduleConfig(Section):
         return self
 
     def over(self, rounds: int) -> ScheduleConfig:
-        """Returns the schedule of a run of so many ``rounds``, over which a cosine falls unless it says otherwise.
+        """Returns the schedule of a run of ``rounds`` rounds, which is also the default length of a cosine.
 
-        The rounds are then part of the configuration, so that a run is not continued with another cosine. Raises
+        That length becomes part of the configuration, so that the run is not continued with another cosine. Raises
         :class:`UserError` if the rate is 0 before the run ends.
         """
         if self.kind == "cosine" and self.rounds is not None and self.rounds < rounds and not self.final:

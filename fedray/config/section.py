@@ -1,4 +1,4 @@
-"""What all sections of the configuration have in common: kinds of numbers, and how a mistake is shown."""
+"""The base class of all sections of the configuration, and their types of numbers."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
 
 
 def in_message(value: Any) -> str:
-    """Returns a value as a message shows it: in YAML's words, and shortened if it is long."""
+    """Returns a value as messages show it: in YAML, and shortened if it is long."""
     text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
     text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
 class Section(BaseModel):
-    """A section of the configuration. A key that it does not have is an error."""
+    """A section of the configuration. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
     def _drop_empty_sections(cls, values: Any) -> Any:
-        """Leaves out sections that are null, because `train:` with nothing below it is an empty section."""
+        """Removes sections that are null, because `train:` with nothing below it means an empty section."""
         if not isinstance(values, Mapping):
             return values
         sections = {key for key, field in cls.model_fields.items() if is_section(field.annotation)}

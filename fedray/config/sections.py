@@ -1,8 +1,8 @@
 """Every key that a user can set in the configuration of a run: typed, ranged and documented.
 
-What the sections ``algorithm``, ``data`` and ``model`` may hold beyond the keys here is declared by those layers and
-checked in :mod:`fedray.experiment.resolve`. This module imports neither torch nor Ray, so that a mistake is reported at
-once.
+The sections ``algorithm``, ``data`` and ``model`` may have further keys, which those layers declare and
+:mod:`fedray.experiment.resolve` checks. This module imports neither torch nor Ray, so that a mistake is reported
+immediately.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fedray.config.section import Auto, Natural, Positive, Real, Section, Whole,
 from fedray.usercode.extensions import Entry
 
 ALGORITHM = "pfedmo"
-"""The algorithm of a configuration that names none."""
+"""The default algorithm."""
 
 ROUNDS, LOCAL_STEPS = 50, 20
-"""The rounds, and the local steps of each, where a configuration sets neither them nor what replaces them."""
+"""The default numbers of rounds and of local steps, unless a configuration sets a key that replaces them."""
 
 IGNORED = -100
-"""The target of tokens that do not count, unless ``task.ignore_index`` is another. It is PyTorch's number."""
+"""The default of ``task.ignore_index``: the target of tokens that do not count. PyTorch uses the same number."""
 
 TARGET_COLUMN = "target"
-"""The column of a table that holds the targets, unless ``data.target_column`` names another."""
+"""The default of ``data.target_column``: the column of a table that holds the targets."""
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-"""The options of the optimizers adam and adamw where they are null. They are those of torch."""
+"""The values that null stands for in the options of the optimizers adam and adamw. torch has the same defaults."""
 
 ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
-"""What the options of a partition that are null stand for."""
+"""The values that null stands for in the options of a partition."""
 
 
 Given = Literal["data", "model", "loss", "metrics", "transform", "algorithm"]
-"""What a user may hand over from Python in place of naming it."""
+"""The kinds of custom objects, which a user passes from Python instead of naming them in the configuration."""
 
 
 class RunConfig(Section):
@@ -151,7 +151,7 @@ class PartitionConfig(Section):
 
 
 class DataConfig(Section):
-    """The data, and how they are spread over the clients."""
+    """The data, and how they are partitioned among the clients."""
 
     source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
     root: str | None = Field(
@@ -225,7 +225,7 @@ class TaskConfig(Section):
 
     @property
     def named_metrics(self) -> dict[str, str]:
-        """The functions of ``metrics`` by the metrics' names, which in a list are those of the functions."""
+        """The functions of ``metrics`` by metric name. In a list, each metric has the name of its function."""
         asked = self.metrics
         return asked if isinstance(asked, dict) else {name.rpartition(":")[2]: name for name in asked}
 
@@ -286,13 +286,13 @@ class TrainConfig(Section):
 
     @property
     def adam(self) -> dict[str, float]:
-        """The options of adam or adamw, none for sgd."""
+        """The options of adam or adamw; empty for sgd."""
         asked = {key: getattr(self, key) for key in ADAM}
         return {} if self.optimizer == "sgd" else {key: ADAM[key] if asked[key] is None else asked[key] for key in ADAM}
 
     @property
     def steps(self) -> int | None:
-        """The number of local steps, None where the length of local training is ``local_epochs``."""
+        """The number of local steps; None if ``local_epochs`` sets the length of local training."""
         return None if self.local_epochs is not None else self.local_steps or LOCAL_STEPS
 
     @model_validator(mode="after")
@@ -328,7 +328,7 @@ class Config(Section):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds R: ``run.rounds``, or as many as ``run.iterations`` make."""
+        """The number of rounds R: ``run.rounds``, or the number that follows from ``run.iterations``."""
         if self.run.iterations is not None and self.train.steps is not None:
             return self.run.iterations // self.train.steps
         return self.run.rounds or ROUNDS

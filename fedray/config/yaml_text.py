@@ -1,6 +1,6 @@
 """Reads and writes YAML in one way for all of fedray.
 
-Numbers are those of YAML 1.2, so that 1e-3 is one. A key that a section has twice is an error, and nothing is a date.
+Numbers follow YAML 1.2, so that 1e-3 is a number. A duplicate key in a section is an error, and no value is a date.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ INT, FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", 
 OLD_NUMBER = "!number-of-yaml-1.1"
 NUMBERS_BEGIN_WITH = "-+.0123456789"
 
-# section 10.3.2 of YAML 1.2.2; PyYAML follows YAML 1.1, to which 1e3 and 1e-3 are texts
+# section 10.3.2 of YAML 1.2.2; PyYAML follows YAML 1.1, in which 1e3 and 1e-3 are texts
 WHOLE_NUMBER = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
 REAL_NUMBER = re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
 OLD_OCTAL_NUMBER = re.compile(r"[-+]?0[0-7_]+$")
-"""A number such as 010, which is 8 in YAML 1.1 and 10 in YAML 1.2, so that nobody can tell which one was meant."""
+"""A number such as 010, which is 8 in YAML 1.1 and 10 in YAML 1.2, so that its meaning is unclear."""
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that makes plain values only. Booleans are those of YAML 1.1: yes, no, on and off are among
-    them."""
+    """A YAML loader that makes plain values only. Booleans follow YAML 1.1, which includes yes, no, on and off."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        # before `<<` is merged, because then its keys stand beside those of the section
+        # checked before `<<` is merged, because merging adds its keys to those of the section
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -39,9 +38,10 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: Any) -> None:
-        """Puts what ``<<`` merges before the keys of the section, so that these count.
+        """Puts the keys that ``<<`` merges before the section's own, so that the section's own take precedence.
 
-        PyYAML does the same, but for 6.0.4, in which the last one of several merged sections counts, not the first.
+        PyYAML does the same, except that in version 6.0.4 the last of several merged sections takes precedence over the
+        first.
         """
         merged = next((value for key, value in node.value if key.tag == MERGE), None)
         if merged is None:
@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
             raise _problem("a number is too long", node) from None
 
     def old_number(self, node: Any) -> NoReturn:
-        """Raises an error for a number of YAML 1.1 that is a text or another number in YAML 1.2."""
+        """Raises an error for a number in YAML 1.1 that YAML 1.2 reads as a text or as another number."""
         number = self.construct_yaml_float(node) if "." in node.value else self.construct_yaml_int(node)
         raise _problem(f"{node.value} is a number in YAML 1.1 only: write {number}, or put a text in quotes", node)
 
@@ -73,8 +73,8 @@ def _problem(text: str, node: Any) -> yaml.constructor.ConstructorError:
 def _set_up(loader: Any) -> None:
     """Makes ``loader`` read numbers as YAML 1.2 does, such as 1e-3, which PyYAML takes for a text.
 
-    It tries the patterns in order, and the first one that fits a value decides its type. A value that is a number in
-    YAML 1.1 only, such as 1_000, becomes an error.
+    PyYAML tries patterns in order, and the first one that matches a value decides its type. A value that is a number
+    only in YAML 1.1, such as 1_000, becomes an error.
     """
     of_yaml_1_1 = yaml.SafeLoader.yaml_implicit_resolvers
     loader.yaml_implicit_resolvers = {
@@ -93,9 +93,9 @@ _set_up(_Loader)
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that puts a text into quotes if YAML 1.1 or YAML 1.2 would read it as a number.
+    """A YAML dumper that quotes a text if YAML 1.1 or YAML 1.2 would read it as a number.
 
-    PyYAML follows YAML 1.1, and would write the text 1e-3 without quotes, which is a number in YAML 1.2.
+    PyYAML follows YAML 1.1 and would not quote the text 1e-3, which is a number in YAML 1.2.
     """
 
 
@@ -113,17 +113,17 @@ def parse_yaml(text: str) -> Any:
 
 @lru_cache(maxsize=64)
 def _values_of(text: str) -> Any:
-    # a list of hundreds of configurations reads the few files that they extend hundreds of times
+    # cached, because hundreds of configurations may extend the same few files
     return yaml.load(text, _Loader)
 
 
 def dump_yaml(values: Any) -> str:
-    """Returns plain values as a text from which :func:`parse_yaml` makes the same again. Keys keep their order."""
+    """Returns plain values as a text that :func:`parse_yaml` turns back into the same values. Keys keep their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def problem_of(error: yaml.YAMLError) -> str:
-    """Returns what is wrong with a text of YAML, in one line, with the line and column counted from 1."""
+    """Returns one line that says what is wrong with a YAML text, with the line and column counted from 1."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return place + " ".join(str(problem or error).split())

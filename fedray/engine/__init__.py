@@ -1,1 +1,1 @@
-"""Runs rounds: on this process, or on Ray. README.md is the place to begin."""
+"""Runs rounds, in this process or on Ray. Begin with README.md."""

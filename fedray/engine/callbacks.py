@@ -1,4 +1,4 @@
-"""Callbacks: the user's objects that are shown a run as it goes on, in the process that started it."""
+"""Callbacks: the user's objects that follow a run, in the process that started it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from fedray.tracking.result import RunResult
 
 Look: TypeAlias = Callable[..., Any]
-"""``look(what)`` returns a part of the round that was reported last; ``look("model", name)`` one of its models."""
+"""``look(what)`` returns a part of the last reported round, such as its clients; ``look("model", name)`` returns one of
+its models."""
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that begins, or goes on from a checkpoint.
+    """A run that begins, or continues from a checkpoint.
 
-    ``folder`` is its folder and ``config`` its configuration, with what defaults and ``auto`` stand for. ``round`` is
-    the round from which it goes on, 0 for a new run, and ``rounds`` the number of rounds that it will have at its end.
+    ``folder`` is its folder, and ``config`` its configuration, in which ``auto`` and null are replaced by values.
+    ``round`` is the number of rounds that are already done (0 for a new run), and ``rounds`` the total number.
+
+    Example:
+        def start(self, run):
+            print(run.folder, run.config.algorithm.name, run.rounds - run.round)
     """
 
     folder: Path
@@ -39,10 +44,14 @@ class RunStart:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished round: its number ``round`` and its row ``metrics`` of metrics.csv.
+    """A finished round: its number ``round`` (from 1), and ``metrics``, its row of metrics.csv.
 
-    The other parts are fetched from the process that runs the rounds when they are asked for, so that a round is no
-    slower for a callback that does without them. They are copies, and can be asked for while the callback is called.
+    The other parts are fetched from the process that runs the rounds when a callback reads them, so that they cost
+    nothing otherwise. They are copies, and can be read only until the callback returns.
+
+    Example:
+        def on_round(report):
+            print(report.round, report.metrics["train_loss"], report.clients["loss"].max())
     """
 
     round: int
@@ -58,7 +67,7 @@ class Report:
 
     @property
     def evaluation(self) -> pd.DataFrame | None:
-        """The round's rows of evaluation.parquet, one for each client that was scored; None if none was."""
+        """The round's rows of evaluation.parquet, one for each client that was scored; None if no client was scored."""
         return self._table("evaluation")
 
     @property
@@ -67,14 +76,14 @@ class Report:
         return self._table("layers")
 
     def model(self, name: str | None = None) -> nn.Module:
-        """Returns the model as it is after the round, in evaluation mode and on the CPU.
+        """Returns the model after the round, in evaluation mode and on the CPU.
 
         Args:
-            name: One of the algorithm's further models, such as ``representation`` of pFedMo. Unless it is given, the
-                evaluated model is returned.
+            name: One of the algorithm's further models, such as pFedMo's ``representation``. The default is the
+                evaluated model.
 
         Raises:
-            UserError: The algorithm has no model of that name, or the callback has returned already.
+            UserError: The algorithm has no model of that name, or the callback has already returned.
 
         Example:
             logits = report.model()(images)
@@ -95,7 +104,8 @@ class Report:
 
 
 class Callback:
-    """What a callback may define. An object with any of these methods is one; it need not be of a subclass.
+    """The methods of a callback, all of them optional. Any object with one of these methods is a callback; it need not
+    be a subclass.
 
     Example:
         class Logger(Callback):
@@ -104,21 +114,21 @@ class Callback:
     """
 
     def start(self, run: RunStart) -> None:
-        """Called before the first round, and once more if a run goes back to a checkpoint because a process died."""
+        """Called before the first round, and again if the run goes back to a checkpoint because a process died."""
 
     def round(self, report: Report) -> bool | None:
-        """Called after each round. The next round waits for it, and the run ends if it returns true."""
+        """Called after each round. The next round waits until it returns, and the run ends if it returns true."""
 
     def end(self, result: RunResult) -> None:
         """Called when the run has been completed, has diverged, or was interrupted (``result.status``)."""
 
 
 class Callbacks:
-    """All callbacks of a run: those that ``named`` names (``run.callbacks``), and the objects and functions that were
-    handed over from Python. A function is called as the method ``round`` is, and a class is made without arguments.
+    """All callbacks of a run: those that ``run.callbacks`` names (``named``), and those that were passed from Python
+    (``handed_over``). A function is used as the method ``round``, and a class is instantiated without arguments.
 
-    An exception of one that was named becomes a :class:`UserError`, which names it, the file and the line. One of an
-    object from Python is raised as it is.
+    An exception of a named callback becomes a :class:`UserError`, which names the callback, the file and the line. An
+    exception of a callback from Python is raised unchanged.
     """
 
     def __init__(self, named: Sequence[Entry], handed_over: Sequence[Any]) -> None:
@@ -127,15 +137,15 @@ class Callbacks:
 
     @property
     def watch_rounds(self) -> bool:
-        """Whether any of them wants to see the rounds."""
+        """Whether any callback has the method ``round``."""
         return any(_method(each, "round") for _, each in self._all())
 
     def start(self, run: RunStart) -> None:
-        """Shows all callbacks the beginning of a run."""
+        """Calls the method ``start`` of all callbacks."""
         self._call("start", run)
 
     def round(self, report: Report) -> bool:
-        """Shows all callbacks a round, and returns whether one of them wants the run to end."""
+        """Calls the method ``round`` of all callbacks, and returns whether one of them asks for the end of the run."""
         opened = [report.look]
 
         def look(what: str, *name: str | None) -> Any:
@@ -147,7 +157,7 @@ class Callbacks:
             opened[0] = None
 
     def end(self, result: RunResult) -> None:
-        """Shows all callbacks the result of a run."""
+        """Calls the method ``end`` of all callbacks."""
         self._call("end", result)
 
     def _all(self) -> list[tuple[str | None, Any]]:
@@ -181,7 +191,7 @@ def _called(where: str | None, name: str, method: Callable[[Any], Any], argument
 
 @contextlib.contextmanager
 def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
-    """A context in which an exception gets a note of the callback that raised it, where Python has such notes."""
+    """A context in which exceptions get a note that names the callback, if this version of Python has notes."""
     try:
         yield
     except Exception as error:
@@ -191,7 +201,7 @@ def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
 
 
 def _method(callback: Any, name: str) -> Callable[[Any], Any] | None:
-    """Returns the method ``name`` of a callback, or None. A function stands for the method ``round``."""
+    """Returns the method ``name`` of a callback, or None. A function counts as its own method ``round``."""
     found = getattr(callback, name, None)
     if callable(found) and getattr(type(callback), name, None) is not getattr(Callback, name):
         method: Callable[[Any], Any] = found

@@ -1,4 +1,4 @@
-"""The clients as one process simulates them: their data, their states, and the network that trains all of them."""
+"""Everything with which one process simulates clients: their data, their states, and the network that trains them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from fedray.gradients.stack import StackNetwork
 class Clients:
     """Makes the :class:`~fedray.client.phase.ClientPhase` of any clients, on one device.
 
-    ``network``: the user's module, which every client's model is loaded into; ``train`` and ``test``: all samples;
-    ``states``: the folder of the clients' states. ``fetch`` turns a handle into what it names.
+    ``network`` wraps the user's module, into which each client's model is loaded. ``train`` and ``test`` have all
+    samples, and ``states`` is the folder of the clients' states. ``fetch`` returns the object that a handle names.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Clients:
         return int(self.data.sizes().argmax())
 
     def first_batch(self, client: int, copies: int | None = None) -> tuple[Any, Tensor]:
-        """Returns inputs and targets of a mini-batch of ``client``, or so many ``copies`` of it as a stack has."""
+        """Returns inputs ``[b, ...]`` and targets of a mini-batch of ``client``, or, with ``copies``, as many copies of
+        them, stacked ``[copies, b, ...]``."""
         indices = self.data.client(client)[: self.experiment.training.batch_size]
         return self.train.gather(indices if copies is None else np.broadcast_to(indices, (copies, len(indices))))
 
@@ -91,13 +92,14 @@ class Clients:
         scale, shift = (map_leaves(here, tree) for tree in (self.data.scale, self.data.shift))
         if isinstance(x, LazyItems):
             return ReadSamples(x, tensor_over(y), scale, shift, self.device, self.experiment.training.seed)
-        # mapped samples may be more than a GPU can hold
+        # mapped samples may be larger than a GPU's memory
         target = torch.device("cpu") if any(map(is_mapped, leaves(x))) else self.device
         stored, targets = map_leaves(lambda array: tensor_over(array).to(target), (x, y))
         return Samples(stored, targets, scale, shift, self.device)
 
     def _shapes(self) -> set[Any]:
-        """Returns the shapes of mini-batches whose gradients are compiled: whole ones, of stacks of usual sizes."""
+        """Returns the shapes of the mini-batches whose gradients are compiled: full ones, in stacks of the sizes that a
+        whole cohort has."""
         experiment, size = self.experiment, self.experiment.training.batch_size
         if not experiment.vectorize or experiment.chunk is None:
             return {size}
@@ -114,7 +116,7 @@ class Clients:
         The last broadcast is kept, because all tasks of a phase have the same.
         """
         if self._last_broadcast is None or self._last_broadcast[0] != handle:
-            # the one before is not needed any more, and may be as large
+            # the previous broadcast is freed first, because it may be as large
             self._last_broadcast = None
             with self.clock.on("transport"):
                 vectors = self.fetch(handle).unpack(self.device)
@@ -122,8 +124,8 @@ class Clients:
         return self._last_broadcast[1]
 
     def _fitting_lanes(self) -> int:
-        """Returns how many clients are trained side by side, of those that the experiment wants as many as fit into
-        the GPU's memory."""
+        """Returns how many clients are trained side by side: as many as the experiment asks for, or fewer if the GPU
+        has not enough memory."""
         wanted = self.experiment.lanes
         if wanted == 1 or self.device.type != "cuda":
             return wanted
@@ -131,7 +133,7 @@ class Clients:
         return max(1, min(wanted, int(HEADROOM * available(self.device) / each)))
 
     def with_fewer_lanes(self, lanes: int) -> None:
-        """Has fewer clients trained side by side from now on."""
+        """Lowers the number of clients that are trained side by side from now on."""
         self.lanes = lanes
         if self.experiment.replay:
             self.network.replay(lanes)
@@ -139,18 +141,18 @@ class Clients:
             torch.cuda.empty_cache()
 
     def stacks(self, blocks: Blocks, lanes: int = 1) -> Iterator[tuple[int, int]]:
-        """Returns the stacks in some blocks, as the position of the first client and the number of clients.
+        """Yields the stacks of some blocks, as the position of the first client and the number of clients.
 
-        A vectorised block is one stack; otherwise a stack has so many clients as there are ``lanes``.
+        With ``engine.vectorize`` each block is a stack; otherwise a stack has at most ``lanes`` clients.
         """
         for start, stop in blocks:
             size = stop - start if self.experiment.vectorize else lanes
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
     def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """Returns the clients of ``stack`` in a phase. They train by ``training``, or as the run says.
+        """Returns the clients of ``stack`` in a phase, with the local training ``training`` (the default is the run's).
 
-        ``rest``: the other arguments of :class:`~fedray.client.phase.ClientPhase`.
+        ``rest`` are the other arguments of :class:`~fedray.client.phase.ClientPhase`.
         """
         return ClientPhase(
             self.network, self.train, training or self.experiment.training, stack, clients=self.data.active,
@@ -160,7 +162,7 @@ class Clients:
     def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
         """Returns the states of a stack's clients by name, ``[C, ...]`` in fresh memory.
 
-        The state of a client that has none yet, whose handle is None, is zeros.
+        A client without a state, whose handle is None, gets zeros.
         """
         layout, algorithm = self.network.layout, self.algorithm
         widths = dict.fromkeys(algorithm.client_state, layout.width)
@@ -168,12 +170,12 @@ class Clients:
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
     def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
-        """Returns what a step of uploads has kept of a stack's clients under ``name``, ``[C, width]`` in fresh memory;
-        zeros for a client that never took part."""
+        """Returns the vectors ``[C, width]`` that a step of ``train.upload`` has kept for a stack's clients under
+        ``name``, in fresh memory; zeros for clients that never took part."""
         return self._stacked(handles, {name: width})[name]
 
     def received(self, handles: Sequence[Handle | None]) -> Model:
-        """Returns the models that a stack's clients received last, ``[C, ...]``; zeros for a client that never took
+        """Returns the models that a stack's clients received last, ``[C, ...]``; zeros for clients that never took
         part."""
         layout = self.network.layout
         return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
@@ -184,7 +186,7 @@ class Clients:
         return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
-        """Returns the vectors of each handle by name, ``[C, width]`` in fresh memory, and zeros where there is none."""
+        """Returns the vectors that the handles name, by name, as ``[C, width]`` in fresh memory. None gives zeros."""
         stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
         with self.clock.on("transport"):
             for row, handle in enumerate(handles):
@@ -195,6 +197,6 @@ class Clients:
         return stacked
 
     def _initial(self, client: int | None) -> Model:
-        """Returns the initial model of the run, or one drawn for a client."""
+        """Returns the initial model of the run, or one that is drawn for ``client``."""
         layout = self.network.layout
         return layout.model(layout.pack(self.experiment.build_model(client)).row.to(self.device))

@@ -15,11 +15,11 @@ from fedray.experiment.experiment import Experiment
 def draw_cohort(
     present: NDArray[np.int64], size: int, sampling: str, seed: int, data_seed: int, round: int
 ) -> NDArray[np.int64]:
-    """Returns the sorted ids of the clients of round ``round`` (from 1). They depend on the seeds and the round alone.
+    """Returns the sorted ids of the clients of round ``round`` (from 1). They depend only on the seeds and the round.
 
-    ``present`` are the ids of the clients that have samples. With ``sampling`` uniform, ``size`` of them are drawn
-    without replacement. With cyclic, all N of them are permuted once, by the data seed, and round r takes the positions
-    (r-1)m .. rm-1 modulo N, where m is ``size``.
+    ``present`` are the ids of the N clients that have samples. With ``sampling`` "uniform", ``size`` of them are drawn
+    without replacement. With "cyclic", they are permuted once, by the data seed, and round r takes the positions
+    (r-1)m .. rm-1 modulo N of the permutation, where m is ``size``.
     """
     if sampling == "cyclic":
         order = stream(data_seed, Purpose.COHORT).permutation(present)
@@ -32,8 +32,8 @@ def draw_cohort(
 
 
 def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
-    """Returns the aggregation weights p_i, whose sum over the cohort is 1: n_i / n_S by samples, or 1 / m if they are
-    uniform."""
+    """Returns the aggregation weights p_i of a cohort, whose sum is 1. With ``weighting`` "uniform" they are 1 / m, and
+    otherwise n_i / n_S, where n_S is the number of samples of the cohort."""
     if weighting == "uniform":
         return [1 / len(sizes)] * len(sizes)
     total = int(sizes.sum())
@@ -41,7 +41,7 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
 
 
 def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Cohort:
-    """Returns the cohort of round ``number``: who takes part, with how many samples, local steps and which weights."""
+    """Returns the cohort of round ``number``: the clients that take part, their weights, samples and local steps."""
     config = experiment.config
     chosen = draw_cohort(
         np.flatnonzero(state.sizes),

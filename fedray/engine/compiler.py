@@ -1,4 +1,4 @@
-"""Has gradients compiled: once on a machine, for all of its processes."""
+"""Compiles gradients, only once on a machine for all of its processes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fedray.errors import UserError, first_sentence
 from fedray.gradients.compiled import USER_FOLDER
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""The variable of the environment that tells torch where to keep what it compiles."""
+"""The environment variable that tells torch where to keep compiled code."""
 
 
 @contextlib.contextmanager
 def compiling(threads: int) -> Iterator[None]:
-    """A context in which functions are compiled for ``threads`` threads. One process of a machine does it at a time, so
-    that the others find what the first has made.
+    """A context in which functions are compiled for ``threads`` threads. Only one process of a machine compiles at a
+    time, so that the others find the result in the cache.
 
     Raises :class:`UserError` if the compiler fails.
     """
     import torch._inductor.config as inductor
 
-    # it would tell every user of a CPU that there is no GPU
+    # this logger would tell every user of a CPU that there is no GPU
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     folder = Path(USER_FOLDER or cache_folder() / "compiled" / _kind())
     # a pool of compiling processes would take longer to start than they save
     settings = {"compile_threads": 1, "cpp.threads": threads, "fx_graph_cache": True}
     if hasattr(inductor, "deterministic"):
-        # kernels are not chosen by how fast they are on this machine
+        # kernels must not be chosen by their speed on this machine
         settings["deterministic"] = True
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,8 +50,8 @@ def compiling(threads: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cached_in(folder: Path) -> Iterator[None]:
-    """A context in which torch keeps what it compiles in ``folder``. Other variables of the environment are left alone,
-    because other threads may read them."""
+    """A context in which torch keeps compiled code in ``folder``. It changes only this one environment variable,
+    because other threads may read the others."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(folder)
     try:
@@ -64,6 +64,6 @@ def _cached_in(folder: Path) -> Iterator[None]:
 
 
 def _kind() -> str:
-    """Returns a name for machines that can share what was compiled."""
+    """Returns a name that is the same on all machines that can share compiled code."""
     here = describe("cpu")
     return re.sub(r"\W+", "-", f"{here['torch']} {here['device']} {here['instructions']}").strip("-").lower()

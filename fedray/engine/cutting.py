@@ -1,7 +1,7 @@
 """Cuts a cohort into tasks for the workers, and makes the tasks.
 
-A task that is too large makes everybody wait for the worker that got it last; one that is too small costs more to send
-than to do. So workers get large tasks first and small ones at the end.
+If a task is too large, all other workers wait for the worker that got it last; if it is too small, sending it takes
+longer than doing it. So workers get large tasks first and small ones at the end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fedray.experiment.experiment import Experiment
 from fedray.tracking.costs import load_of
 
 LEAST_SECONDS = 0.015
-"""The least time that a task should take, estimated from the pace of the round before. Sending a task costs a
-millisecond or two."""
+"""The shortest time that a task should take, estimated from the pace of the round before. Sending a task takes one or
+two milliseconds."""
 
 LONGEST_SECONDS = 10.0
-"""The longest time that a task should take, once the pace is known. All work on a task is lost if its actor dies."""
+"""The longest time that a task should take, once the pace is known. If an actor dies, its work on the task is lost."""
 
 SUMS_BYTES = 128_000_000
 """The memory that a worker may use for the partial sums of a task."""
@@ -38,15 +38,15 @@ class TaskCutter:
     """Cuts each cohort into tasks for the workers of ``pool``, by the work of its clients and the pace of the round
     before.
 
-    ``chunk`` is the most clients of a stack (:func:`~fedray.client.phase.stacks`), which is never divided between
-    tasks. With None, which is for clients that are trained one by one, a task may end after any of them. ``row_width``
-    is the number of floats in a model, which decides how much memory the partial sums take. ``lanes`` clients are
-    trained side by side, if a task has so many.
+    ``chunk`` is the largest number of clients in a stack (:func:`~fedray.client.phase.stacks`), which is never divided
+    between tasks. It is None if clients are trained one by one, so that a task may end after any client. ``row_width``
+    is the number of floats in a model, on which the memory of the partial sums depends. ``lanes`` is the number of
+    clients that are trained side by side if a task has as many.
     """
 
     def __init__(self, pool: Pool, training: LocalTraining, chunk: int | None, row_width: int, lanes: int = 1) -> None:
         self.pool, self.training, self.chunk, self.lanes = pool, training, chunk, lanes
-        # how many nodes of the summation tree fit into that memory, if there are two uploads
+        # how many nodes of the summation tree fit into SUMS_BYTES if there are two uploads
         self._nodes = max(1, SUMS_BYTES // (2 * 8 * row_width))
         self._work: list[float] = []
         self._pace = 0.0
@@ -73,7 +73,7 @@ class TaskCutter:
         return sum(self._work[place] for place in positions(blocks))
 
     def learn(self, seconds: float) -> None:
-        """Learns the pace from the ``seconds`` that all workers together took for the round."""
+        """Updates the pace: all workers together took ``seconds`` for the round."""
         self._pace = seconds / self.samples
 
 
@@ -89,18 +89,18 @@ def cut_into_tasks(
 ) -> list[list[tuple[int, int]]]:
     """Cuts a cohort into tasks, and returns each as a list of blocks ``(start, stop)`` of positions in the cohort.
 
-    ``work`` is what each position costs, in any unit. A task is sized to be the fraction ``task_fraction`` of an even
-    share of the work that is left for the ``slots`` workers. So the first tasks are large and the last ones small:
-    there are few tasks, and nobody waits long for the worker that got the last. For example, 16 clients of work 1, two
-    workers and a fraction of 1/2 give tasks of 4, 4, 2, 2, 1, 1, 1 and 1 clients.
+    ``work`` is the cost of each position, in any unit. The target size of a task is the fraction ``task_fraction`` of
+    an even share, which is the remaining work divided by the number of workers, ``slots``. So there are few tasks, and
+    because the last ones are small, nobody waits long for the worker that got the last. For example, 16 clients of work
+    1, two workers and a fraction of 1/2 give tasks of 4, 4, 2, 2, 1, 1, 1 and 1 clients.
 
-    A task costs at least ``least``, but no more than an even share, unless that is below a fifth of ``least``; and at
-    most ``longest``. What costs most comes first. Single clients are ordered by their exact cost and larger blocks by
-    the power of two of their cost, so that neighbours stay together.
+    The target is at least ``least`` and at most ``longest``. But it is never more than an even share, or a fifth of
+    ``least`` if that is more. The most expensive blocks come first. Single clients are ordered by their exact cost, and
+    larger blocks by the power of two of their cost, so that neighbours stay together.
 
-    Blocks are those that are ``undivided``, or if None is given, aligned powers of two as large as fit, which are not
-    cut if they have at most ``together`` clients. This changes no bit of a sum. To add up a task takes at most
-    ``nodes`` nodes of the summation tree at a time, unless a single undivided block needs more.
+    The blocks are those of ``undivided``. If that is None, they are aligned powers of two, as large as fit; blocks of
+    at most ``together`` clients are not cut further. How the cohort is cut changes no bit of a sum. Adding up a task
+    needs at most ``nodes`` nodes of the summation tree at a time, unless a single undivided block needs more.
     """
     upto = list(itertools.accumulate(work, initial=0))
     members, left = len(work), upto[-1]
@@ -109,7 +109,7 @@ def cut_into_tasks(
         return *_priority(upto[stop] - upto[start], stop - start), start, stop
 
     def nodes_of(start: int, stop: int) -> tuple[int, int]:
-        """Returns how many nodes a block has once it is added up, and how many at most before."""
+        """Returns how many nodes a block has after it is added up, and at most while it is added up."""
         if undivided is None:
             return 1, max(1, (stop - start - 1).bit_length())
         count = len(list(subtrees(start, stop, members)))
@@ -128,9 +128,9 @@ def cut_into_tasks(
             *_, start, stop = heap[0]
             cost, length = upto[stop] - upto[start], stop - start
             count, depth = nodes_of(start, stop)
-            # blocks are added up from left to right, so the deepest may come when all others are held already
+            # blocks are added up from left to right, so the deepest may come last, when all other nodes are held
             held = added + max(deepest, depth) <= nodes
-            # blocks below an eighth of a task are not cut further: that would only make more nodes
+            # blocks below an eighth of a task are not cut further, because that would only add nodes
             too_large = cost > max(room, target / 8) if held else not blocks
             if too_large and undivided is None and length > together:
                 middle = start + (1 << (length - 1).bit_length() - 1)
@@ -149,13 +149,13 @@ def cut_into_tasks(
 
 
 def _priority(cost: float, length: int) -> tuple[float, float]:
-    """Returns a key that sorts a block of ``length`` clients which costs ``cost`` by when it is sent."""
+    """Returns the sorting key, smallest first, of a block of ``length`` clients that costs ``cost``."""
     return -math.frexp(cost)[1], -cost if length == 1 else 0
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What was broadcast in a phase: a handle of what all clients get, and the numbers for each client of the
+    """The broadcast of a phase: a handle of the part that all clients get, and the numbers for each client of the
     cohort."""
 
     shared: Handle
@@ -165,8 +165,8 @@ class Sent:
 def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
     """Returns the task of running a phase for the clients at the positions ``blocks`` of the cohort.
 
-    ``sent`` holds what was broadcast in each phase of the round so far; the task is for the phase of the last one.
-    ``work`` is the number of samples in all mini-batches of these clients.
+    ``sent`` has the broadcast of each phase of the round so far; the task is for the last of these phases. ``work`` is
+    the number of samples in all mini-batches of these clients.
     """
     server, places, algorithm = state.server, positions(blocks), experiment.algorithm
     cohort = server.cohort

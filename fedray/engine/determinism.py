@@ -1,8 +1,9 @@
-"""Makes torch choose deterministic kernels, and notes the operations that have none.
+"""Makes torch choose deterministic kernels, and records the operations that have none.
 
-On a GPU the same operations can give different bits: cuBLAS needs a workspace of a fixed size, cuDNN must not choose
-its kernels by measuring which is fastest, and TF32 rounds the factors of a product to 10 bits. On a CPU none of these
-settings changes anything. Which kernels attention may use is decided in :mod:`fedray.core.torch_state`.
+On a GPU the same operations can give different bits. To prevent this, cuBLAS needs a workspace of a fixed size, cuDNN
+must not choose its kernels by measuring which is fastest, and TF32, which rounds the factors of a product to 10 bits,
+must be set explicitly. On a CPU these settings change nothing. :mod:`fedray.core.torch_state` decides which kernels
+attention may use.
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """
 
 FLASH = "Flash Attention defaults to a non-deterministic algorithm"
-"""What torch says of its flash attention as long as operations without a deterministic version are only warned of. It
-has such a version, and takes it where these operations raise."""
+"""torch's warning about flash attention in the mode that only warns about operations without a deterministic version.
+Flash attention has a deterministic version, but torch uses it only in the mode in which such operations raise."""
 
 _met: set[str] = set()
 
 
 @contextlib.contextmanager
 def deterministic(tf32: bool = False) -> Iterator[None]:
-    """A context in which this process computes deterministically where torch can, on GPUs with products and
-    convolutions in TF32 if ``tf32``. Its settings are put back afterwards.
+    """A context in which this process computes deterministically as far as torch can. With ``tf32``, GPUs compute
+    products and convolutions in TF32. Afterwards torch's settings are restored.
 
-    Operations of which torch has no deterministic version are run all the same, and noted: see
-    :func:`nondeterministic_operations`.
+    Operations without a deterministic version still run, and are recorded: see :func:`nondeterministic_operations`.
     """
     import torch
 
@@ -45,7 +45,7 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
         shown = warnings.showwarning
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
-            # fedray's own warnings may name an operation
+            # fedray's own warnings, which may name an operation, are shown as usual
             operation = None if issubclass(category, FedrayWarning) else _operation(str(message))
             if operation is None:
                 shown(message, category, *where, **more)
@@ -73,7 +73,8 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged_determinism() -> Iterator[None]:
-    """A context within :func:`deterministic` whose settings are put back afterwards, whatever was done to them."""
+    """A context that restores the settings of the surrounding :func:`deterministic` afterwards, even if they were
+    changed."""
     with _gpu_switches(torch_state.tf32):
         try:
             yield
@@ -83,8 +84,8 @@ def unchanged_determinism() -> Iterator[None]:
 
 @contextlib.contextmanager
 def strictly() -> Iterator[None]:
-    """A context within :func:`deterministic` in which operations without a deterministic version raise. Flash attention
-    is deterministic in it."""
+    """A context within :func:`deterministic` in which operations without a deterministic version raise. Here torch uses
+    its deterministic flash attention."""
     _set_mode(True, warn_only=False)
     try:
         yield
@@ -93,12 +94,12 @@ def strictly() -> Iterator[None]:
 
 
 def note(operation: str) -> None:
-    """Notes that this process runs an operation that is not deterministic."""
+    """Records that this process runs ``operation``, which is not deterministic."""
     _met.add(operation)
 
 
 def is_refused(error: BaseException) -> bool:
-    """Returns whether an operation raised ``error`` because it has no deterministic version."""
+    """Returns whether ``error`` was raised because an operation has no deterministic version."""
     return isinstance(error, RuntimeError) and "use_deterministic_algorithms" in str(error)
 
 
@@ -111,7 +112,7 @@ def nondeterministic_operations() -> tuple[str, ...]:
 
 
 def _operation(warning: str) -> str | None:
-    """Returns the operation that torch warns of, if the warning is about one that is not deterministic."""
+    """Returns the operation that a warning of torch's calls not deterministic, or None for any other warning."""
     if "deterministic" not in warning.lower():
         return None
     if "CuBLAS" in warning:
@@ -121,7 +122,7 @@ def _operation(warning: str) -> str | None:
 
 @contextlib.contextmanager
 def _gpu_switches(tf32: bool) -> Iterator[None]:
-    """Settings for products in float32 or TF32, and for kernels of cuDNN that always add up in the same order."""
+    """A context with products in float32 or TF32, and with kernels of cuDNN that always add in the same order."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -151,7 +152,7 @@ def _gpu_switches(tf32: bool) -> Iterator[None]:
 
 
 def _matmul_precision() -> str | None:
-    """Returns torch's setting for CPUs and GPUs together; None if they have different ones."""
+    """Returns torch's common setting for CPUs and GPUs, or None if their settings differ."""
     import torch
 
     with contextlib.suppress(RuntimeError):
@@ -160,8 +161,8 @@ def _matmul_precision() -> str | None:
 
 
 def _set_mode(mode: bool, warn_only: bool) -> None:
-    """Does what torch.use_deterministic_algorithms does, but without importing the compiler, which takes a second and
-    is not used here."""
+    """Does the same as torch.use_deterministic_algorithms, but without importing the compiler, which takes a second and
+    is not needed here."""
     import torch
 
     torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)

@@ -1,14 +1,14 @@
-"""Compares a round with what it would be otherwise, if ``run.diagnostics`` asks for it.
+"""Compares each round with a hypothetical one, if ``run.diagnostics`` asks for it.
 
-``all_clients``: if everybody took part. All clients make the round's local steps from the model and with the broadcast
-that the cohort gets. Only the mean of their updates is taken; no client keeps anything of it.
+``all_clients`` compares it with a round in which all clients take part. They make the round's local steps from the same
+model and broadcast as the cohort. Only the mean of their updates is used; no client keeps anything.
 
-``virtual``: if clients did not drift apart. The *virtual* model begins the round where the clients do. In each of its
-steps its gradient is the mean of the gradients that all clients of the cohort have at it, each on its own mini-batch,
-by their aggregation weights (the virtual global model of pFedMo's analysis, J. Fu, Z. Yang et al., IEEE Trans. Big
-Data 2024).
+``virtual`` compares it with a round in which clients do not drift apart. The *virtual* model begins the round with the
+model that the clients received. In each step all clients of the cohort compute their gradients at the virtual model,
+each on its own mini-batch, and the model takes the mean of these by the aggregation weights (the virtual global model
+of pFedMo's analysis, J. Fu, Z. Yang et al., IEEE Trans. Big Data 2024).
 
-In both cases the run goes on from the cohort alone.
+The comparison does not influence the run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from fedray.experiment.experiment import Experiment
 from fedray.tracking.diagnostics import UPDATE, Measured
 
 HISTORY = "mean updates of all clients"
-"""The server's vector with its updates of the last rounds as they would be with all clients, the oldest first, float32
-``[at most tau, width]``."""
+"""The name of a vector of the server: the updates that it would have made with all clients in the last rounds, the
+oldest first, float32 ``[at most tau, width]``."""
 
 
 def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> Callable[[], dict[str, float]]:
-    """Makes what the round is to be compared with. The round must not have begun. The function that is returned is
-    called after the round, and returns columns of metrics.csv."""
+    """Computes the hypothetical round that the next round is compared with, before that begins. Returns a function to
+    call after the round, which returns columns of metrics.csv."""
     wanted = experiment.config.run.diagnostics
     if wanted == "all_clients":
         return FullParticipation(state, experiment, queue).errors
@@ -51,7 +51,7 @@ def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
 
 
 class FullParticipation:
-    """The comparison of one round. It is made before the round, and :meth:`errors` is called after it."""
+    """Compares one round with full participation. Made before the round; :meth:`errors` is called after it."""
 
     def __init__(self, state: RunState, experiment: Experiment, queue: TaskQueue) -> None:
         assert isinstance(experiment.algorithm, Measured)
@@ -60,19 +60,19 @@ class FullParticipation:
         self._momentum = momentum_error(state, window) if window else None
         self._update = update_of_all(state, experiment, queue)
         if window:
-            # the server's rule makes so much of a mean update
+            # the server's rule multiplies the mean update by its learning rate
             remember(state, state.server.server_lr * self._update, window)
 
     def errors(self) -> dict[str, float]:
-        """Returns the columns of metrics.csv."""
+        """Returns the columns of metrics.csv: relative errors of the cohort's update, and of the momentum if any."""
         of_momentum = {} if self._momentum is None else {"momentum_error": self._momentum}
         return {"cohort_error": relative(self.algorithm.mean, self._update)} | of_momentum
 
 
 def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> Tensor:
-    """Returns the mean local update of all clients in the round that begins, by their aggregation weights, ``[width]``.
+    """Returns the mean local update ``[width]`` of all clients in the round that begins, by their aggregation weights.
 
-    It costs the local training of all clients.
+    All clients are trained for this.
     """
     algorithm, number = experiment.algorithm, state.server.round
     everybody = copy.copy(state)
@@ -92,11 +92,11 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
 
 
 def momentum_error(state: RunState, window: int) -> float | None:
-    """Returns how far the momentum of the round that begins is from that of full participation, over its length.
+    """Returns the relative error of the momentum in the round that begins, compared with full participation.
 
-    The momentum is the mean of the server's updates in the last ``window`` rounds, (x^r - x^{r-tau}) / tau; that of
-    full participation is the mean of the updates that the server would have made with all clients, from the same
-    models. It is None until there are so many rounds.
+    The momentum is the mean of the server's updates in the last ``window`` rounds, (x^r - x^{r-tau}) / tau. With full
+    participation it is the mean of the updates that the server would have made with all clients, from the same models.
+    Returns None in the first ``window`` rounds.
     """
     server = state.server
     if server.round <= window:
@@ -106,20 +106,21 @@ def momentum_error(state: RunState, window: int) -> float | None:
 
 
 def remember(state: RunState, update: Tensor, window: int) -> None:
-    """Adds the ``update`` that the server would have made with all clients to the last ``window`` of them."""
+    """Appends the ``update`` that the server would have made with all clients to :data:`HISTORY`, which keeps the last
+    ``window`` updates."""
     known = state.server.vectors.get(HISTORY)
     rows = update[None] if known is None else torch.cat([torch.as_tensor(known), update[None]])
     state.server[HISTORY] = rows[-window:].contiguous()
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    """Returns the length of the difference over the length of what is ``wanted``."""
+    """Returns the norm of ``found - wanted``, divided by the norm of ``wanted``."""
     return float(torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted))
 
 
 class VirtualModel:
-    """The comparison of one round. The virtual model is trained before the round, in this process, and :meth:`distance`
-    is called after it."""
+    """Compares one round with the virtual model, which is trained in this process before the round. :meth:`distance` is
+    called after it."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         assert isinstance(experiment.algorithm, Measured)
@@ -131,14 +132,14 @@ class VirtualModel:
         self._update = algorithm.update_of(client, carry)[0]
 
     def distance(self) -> dict[str, float]:
-        """Returns the column of metrics.csv."""
+        """Returns the column of metrics.csv: the distance between the new models of the server and the virtual one."""
         return {"virtual_distance": float(torch.linalg.vector_norm(self.algorithm.mean - self._update))}
 
 
 def together(cohort: ClientPhase) -> ClientPhase:
-    """Returns the clients of a stack as one client, whose gradient is the mean of theirs by their weights.
+    """Returns one client that stands for all clients of a stack. Its gradient is the weighted mean of their gradients.
 
-    Its numbers (J, n, and what the server sent to each client) are their means by the same weights.
+    Its numbers (J, n, and the scalars that the server sent to each client) are weighted means too.
     """
     one = ClientPhase.__new__(ClientPhase)
     one.__dict__.update(cohort.__dict__)
@@ -159,7 +160,7 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 class _OneData:
-    """The data of all clients of a stack as those of one, as far as an algorithm's local steps ask for them."""
+    """The data of a stack's clients as the data of one client, with the members that algorithms use in local steps."""
 
     def __init__(self, cohort: ClientPhase, weights: Tensor) -> None:
         self._cohort = cohort
@@ -170,7 +171,7 @@ class _OneData:
 
 
 class _OneObjective:
-    """The weighted mean of the clients' losses. Clients whose local steps are over count no more."""
+    """The weighted mean of the clients' losses. Clients that have made all their local steps no longer count."""
 
     def __init__(self, cohort: ClientPhase, weights: Tensor) -> None:
         self._cohort, self._weights = cohort, weights

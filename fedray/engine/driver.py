@@ -1,4 +1,4 @@
-"""What the driver, the process that the user started, shows of a run and how it steers the run."""
+"""Connects a run with its driver, the process that the user started, which shows the run and can stop it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedray.experiment.experiment import Experiment
 
 @dataclass(frozen=True)
 class Driver:
-    """The callbacks by which a run reaches its driver.
+    """The functions that a run calls in its driver.
 
-    ``say(line)`` shows a line. ``started(rounds)`` gets the number of rounds that were made before. ``show(report)``
-    gets each new round. The run waits for ``on_round(report)`` after each round, and ends if it returns true. It also
-    ends, after the round in progress, when ``stopping`` is set.
+    ``say(line)`` shows a line. ``started(rounds)`` gets the number of rounds that are already done, and
+    ``show(report)`` each new round. After each round the run waits for ``on_round(report)``, and ends if that returns
+    true. It also ends after the round in progress if ``stopping`` is set.
     """
 
     say: Callable[[str], None]
@@ -32,7 +32,7 @@ class Driver:
     def watch(self, report: Report, experiment: Experiment, look: Look) -> bool | None:
         """Shows a new round to the user and to the callbacks. ``look`` is :meth:`~fedray.engine.run.Run.look`.
 
-        Returns whether the run is to end, or None if nobody is to say so.
+        Returns whether the run is to end, or None if the run has no callback for rounds.
         """
         self.show(report)
         if self.on_round is None:

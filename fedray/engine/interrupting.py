@@ -1,4 +1,4 @@
-"""Lets the user stop a run or a sweep by Ctrl-C, in good order."""
+"""Lets the user stop a run or a sweep with Ctrl-C, so that it ends with a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 def interruptible(say: Callable[[str], None], line: str) -> Iterator[threading.Event]:
     """A context with an event that the first Ctrl-C or SIGTERM sets.
 
-    ``say`` is then called with ``line``. A second Ctrl-C raises KeyboardInterrupt. In another thread than the main one
-    the event is never set.
+    Then ``say(line)`` is called. A second Ctrl-C raises KeyboardInterrupt. Outside the main thread, the event is never
+    set.
     """
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,5 +1,5 @@
-"""The local engine: the server runs in this process, without Ray, by the same code and to the same bits. So do the
-clients, unless ``engine.kind`` names a pool of the user's."""
+"""The local engine runs the server in this process, without Ray, by the same code as on Ray and to the same bits. It
+also runs the clients here, unless ``engine.kind`` names a user-defined pool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LocalEngine:
                 driver.started(run.state.server.round)
             rounds = run.rounds()
             while True:
-                # a callback may have changed the state of torch
+                # resets torch's state, which a callback may have changed
                 with neutral():
                     report = next(rounds, None)
                 if report is None:
@@ -58,10 +58,10 @@ class LocalEngine:
 
 
 def make_pool(kind: str, worker: Worker) -> Pool:
-    """Returns the pool that ``engine.kind`` names, for the server's ``worker``: ``local``, or an object of a class of
-    the user's.
+    """Returns the pool that ``engine.kind`` names: ``local``, or an instance of a user-defined class. ``worker`` is the
+    server's.
 
-    Raises :class:`UserError` if there is no such class, or it can't be made.
+    Raises :class:`UserError` if there is no such class, or it can't be instantiated.
     """
     found = find(kind, "engine.kind", {"local": LocalPool})
     with as_user_error(f"engine.kind={kind} can't be made"):

@@ -18,28 +18,29 @@ from fedray.core.structure import leaves
 from fedray.gradients.network import Network
 
 VECTORS = 5
-"""How many vectors as long as a model local training holds at once, beyond the clients' state: parameters, gradient,
-direction, what the algorithm carries, and a sum over clients in double precision."""
+"""How many vectors as long as a model local training holds at once, in addition to the clients' state: parameters,
+gradient, direction, the carry, and a sum over clients in double precision."""
 
 HEADROOM = 0.9
-"""The part of a device's free memory that may be used. Allocators can't use the rest."""
+"""The fraction of a device's free memory that may be used. Allocators can't use the rest."""
 
 CONTEXT = 600_000_000
-"""The bytes that a process's CUDA context takes. A process can't measure its own, so this is an assumption."""
+"""The bytes that a process's CUDA context takes. This is an assumption, because a process can't measure its own."""
 
 MOST_PER_GPU = 4
 """The most actors on one GPU under ``engine.actors_per_gpu: auto``. This is a guess: it has not been measured."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether ``error`` says that an allocation failed. torch has no single type for that on all devices."""
+    """Returns whether ``error`` means that an allocation failed. torch has different types of errors for different
+    devices."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def activations(network: Network, x: Any) -> int:
-    """Returns the bytes that a forward pass of the inputs ``x [b, ...]`` keeps for its gradient, without the
+    """Returns the bytes that a forward pass of the inputs ``x [b, ...]`` keeps for the backward pass, without the
     parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
@@ -58,14 +59,14 @@ def activations(network: Network, x: Any) -> int:
 
 
 def memory_of_client(network: Network, x: Any, state_width: int) -> int:
-    """Returns about how many bytes the training of one client takes, with mini-batches ``x [b, ...]``: its vectors, and
-    what a gradient keeps, which is twice as much while it goes backwards."""
+    """Estimates the bytes that the training of one client takes with mini-batches ``x [b, ...]``: its vectors, and
+    twice its activations, because the backward pass needs as much again."""
     return 4 * (VECTORS * network.layout.row_width + state_width) + 2 * activations(network, x)
 
 
 def available(device: torch.device) -> int:
-    """Returns the bytes of memory that this process can still get: the least of what is free on the machine, in its
-    container, and within its own limit."""
+    """Returns the bytes of memory that this process can still get on ``device``. On a CPU these are the smallest of the
+    free memory of the machine, of its container, and within the limit of the process."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -81,15 +82,15 @@ def available(device: torch.device) -> int:
 
 
 def too_large(network: Network, clients: int, batch: Any, state_width: int, reason: str) -> str:
-    """Returns the message for a user whose stack of ``clients``, with mini-batches like ``batch [b, ...]``, did not fit
-    into memory."""
+    """Returns the error message about a stack of ``clients`` clients that did not fit into memory, with mini-batches
+    like ``batch [b, ...]``. ``reason`` is the original error."""
     vectors = 4 * (VECTORS * network.layout.width + state_width)
     each = activations(network, batch)
     whole, there = clients * (vectors + each), available(network.device)
     fits = clients
     while fits > 1 and fits * (vectors + each) > HEADROOM * there:
         fits //= 2
-    # the estimate may be too low: what failed does not fit
+    # the estimate may be too low, but the number of clients that failed certainly does not fit
     fits = min(fits, clients // 2)
     remedy = f"engine.chunk={fits}" if fits else "a smaller train.batch_size or model"
     at_once = f"{clients} client{'s' if clients > 1 else ''} at once"
@@ -102,8 +103,9 @@ def too_large(network: Network, clients: int, batch: Any, state_width: int, reas
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory that one client actor takes of a GPU, in bytes. ``context`` is CUDA's own and the data set; ``chunk``
-    is the peak while it trains a stack of clients. Before it there were ``free`` of ``total`` bytes."""
+    """The GPU memory of one client actor, in bytes. ``context`` is the memory of the CUDA context and the data set, and
+    ``chunk`` the peak while it trains a stack of clients. Before the actor started, ``free`` of ``total`` bytes were
+    free."""
 
     device: str
     context: int
@@ -121,7 +123,7 @@ class Footprint:
         return int(HEADROOM * self.free // self.whole)
 
     def arithmetic(self, actors: int) -> str:
-        """Returns the sum, as text, that shows whether so many ``actors`` fit."""
+        """Returns a text with the sum that shows whether ``actors`` actors fit."""
         return (
             f"{actors} x {_size(self.whole)} (context and data {_size(self.context)}, a chunk {_size(self.chunk)}) = "
             f"{_size(actors * self.whole)} of {_size(self.free)} free on {self.device}"
@@ -136,14 +138,14 @@ class Footprint:
 
 
 def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
-    """Returns the number that ``engine.actors_per_gpu: auto`` stands for: as many actors as fit, but no more than have
-    CPUs (``cpus`` for each GPU)."""
+    """Returns the number that ``engine.actors_per_gpu: auto`` stands for: as many actors as fit on a GPU, but no more
+    than :data:`MOST_PER_GPU`, and no more than there are CPUs for (``cpus`` for each GPU)."""
     return max(1, min(footprint.fits, MOST_PER_GPU, whole_units(cpus)))
 
 
 def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
-    """Returns how much of this process's GPU a training step of a stack of clients takes at its peak, measured by
-    making one step with ``batch [C, b, ...]``. ``state_width`` is how many floats of state each client keeps."""
+    """Measures the GPU memory that this process takes to train a stack of clients, by one training step with ``batch
+    [C, b, ...]``. ``state_width`` is the number of floats that each client keeps."""
     free, total = torch.cuda.mem_get_info(network.device)
     data = torch.cuda.memory_reserved(network.device)
     clients = len(batch.y)
@@ -154,7 +156,7 @@ def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
     chunk = torch.cuda.max_memory_reserved(network.device) - data
     del vectors
     name = torch.cuda.get_device_name(network.device)
-    # what is free was read after this process had taken its context and its data
+    # the free memory was read after this process had taken its context and its data
     return Footprint(name, CONTEXT + data, chunk, free + data + CONTEXT, total)
 
 

@@ -1,7 +1,7 @@
-"""The observers of a run. Each is shown every finished round, and none of them knows of another.
+"""The observers of a run. Each of them sees every finished round, independently of the others.
 
-The evaluation of a round may go on while the next round trains. So an observer sees each round twice: when it is
-trained, and when it is evaluated as well.
+A round may still be evaluated while the next round trains. So an observer sees each round twice: after its training,
+and after its evaluation.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fedray.util.files import room_for
 
 
 class Observer:
-    """What an observer of a run can define."""
+    """The base class of observers, whose methods do nothing."""
 
     def trained(self, result: RoundResult) -> None:
-        """Called when a round is trained. The run's state is the state after this round."""
+        """Called after the training of a round. The run's state is the state after this round."""
 
     def evaluated(self, result: RoundResult) -> None:
-        """Called when a round is evaluated, so that ``result.metrics`` is complete. The run's state may already belong
-        to the next round, unless :meth:`needs_state_after` returned true for this one."""
+        """Called after the evaluation of a round, when ``result.metrics`` is complete. The run's state may already
+        belong to the next round, unless :meth:`needs_state_after` returned true for this one."""
 
     def needs_state_after(self, number: int) -> bool:
         """Returns whether :meth:`evaluated` must be called for round ``number`` before the next round begins."""
@@ -122,7 +122,8 @@ class Checkpoints(Observer):
                 self.save()
 
     def save(self) -> None:
-        """Writes a checkpoint of the round, unless it has one. The records of the round reach the disk first."""
+        """Writes a checkpoint of the last round, unless it has one. Before that, the records of the round are flushed
+        to disk."""
         state, number = self.state, self.state.server.round
         if self.saved_round == number:
             return
@@ -146,11 +147,11 @@ class Checkpoints(Observer):
 
 
 class Best(Observer):
-    """Follows the main metric of the evaluated rounds.
+    """Follows the main metric of the evaluated rounds, to save the best model and to end the run early.
 
-    ``run.save_best`` has the evaluated model of each round that is better than all before saved, by ``save(file
-    name)``. ``reason`` names what ends the run, once there is something: ``run.stop_at``, a value that was reached, or
-    ``run.patience``, so many rounds without a better value. It is None until then.
+    With ``run.save_best``, ``save(file name)`` is called after each round that is better than all before, to save the
+    evaluated model. ``reason`` says why the run ends early, and is None until then: the metric has reached
+    ``run.stop_at``, or has not improved for ``run.patience`` rounds.
     """
 
     FILE = "model-best.safetensors"
@@ -183,13 +184,13 @@ class Best(Observer):
             self.reason = "run.patience"
 
     def restore(self, metrics: pd.DataFrame) -> None:
-        """Learns from the rows of metrics.csv what the rounds before had."""
+        """Takes the values of earlier rounds from the rows of metrics.csv."""
         if self.column in metrics:
             for row in metrics[["round", self.column]].dropna().itertuples(index=False):
                 self._follow(int(row[0]), float(row[1]))
 
     def _follow(self, number: int, value: float) -> bool:
-        """Returns whether the value of round ``number`` is better than all before."""
+        """Takes the ``value`` of round ``number``, and returns whether it is better than all before."""
         better = value < self.value if self.experiment.task.mode == "min" else value > self.value
         if better or (math.isnan(self.value) and not math.isnan(value)):
             self.value, self.round = value, number

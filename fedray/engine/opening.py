@@ -1,4 +1,4 @@
-"""Opens a run: locks its folder, reads its last checkpoint, and makes what the rounds need."""
+"""Opens a run: locks its folder, reads its last checkpoint, and makes the objects that the rounds need."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def open_run(
     say: Callable[[str], None] = lambda line: None,
     node: str = "",
 ) -> Iterator[Run | None]:
-    """A context with the run of ``experiment``, at the round that its folder has reached. It is None if another process
-    finished the run while this one waited for the folder. Everything is closed at the end.
+    """A context with the run of ``experiment``, restored from its last checkpoint if it has one. The value is None if
+    another process finished the run while this one waited for the folder. Everything is closed at the end.
 
-    ``make_pool(worker)`` makes the pool and describes each computing process. ``concurrent`` and ``overlap`` are those
-    of :class:`~fedray.engine.task_queue.TaskQueue`. ``say(line)`` shows a line. ``node`` is Ray's name of this node.
+    ``make_pool(worker)`` returns the pool and a description of each computing process. ``concurrent`` and ``overlap``
+    are passed to :class:`~fedray.engine.task_queue.TaskQueue`. ``say(line)`` shows a line. ``node`` is Ray's name of
+    this node.
 
-    Raises :class:`UserError` if the folder can't be used. Nothing in the folder has been changed then.
+    Raises :class:`UserError` if the folder can't be used. The folder is then unchanged.
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
     with folder.lock(say), contextlib.ExitStack() as stack:
@@ -64,7 +65,7 @@ def open_run(
         pool, machines = make_pool(worker)
         stack.callback(states.clear)
         stack.callback(pool.close)
-        # what a killed run left there
+        # removes states that a killed run has left behind
         states.clear()
         folder.prepare()
         checkpoints.discard(folder.checkpoints, after)
@@ -96,7 +97,7 @@ def open_run(
 
 
 def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Iterator[str]:
-    """Yields what the user should know of a run that goes on from the checkpoint ``saved``."""
+    """Yields warnings about a run that continues from the checkpoint ``saved``."""
     if saved is not None:
         if recorder.rows_lost > 0:
             yield f"warning: metrics.csv lacks {recorder.rows_lost} of the rows up to round {saved.round}"
@@ -118,10 +119,10 @@ def _on_operations(operations: Sequence[str]) -> list[str]:
 def _last_checkpoint(
     folder: RunFolder, found: FoundRun, experiment: Experiment, warnings: list[str]
 ) -> checkpoints.Checkpoint | None:
-    """Returns the checkpoint from which the run goes on, or None if the run has made no round yet. A line about each
-    damaged checkpoint is added to ``warnings``.
+    """Returns the checkpoint from which the run continues, or None if the run has not finished a round yet. A line
+    about each damaged checkpoint is added to ``warnings``.
 
-    Raises :class:`UserError` if all checkpoints are lost, or ``experiment`` can't go on from the one there is.
+    Raises :class:`UserError` if all checkpoints are lost, or ``experiment`` can't continue from the last one.
     """
     saved = checkpoints.load_last(folder.checkpoints, warnings.append)
     if saved is None:

@@ -1,4 +1,4 @@
-"""Checks what a phase of an algorithm returned, so that a mistake in it is an error and not a wrong result."""
+"""Checks what a phase of an algorithm returns, so that a mistake raises an error instead of giving wrong results."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fedray.errors import UserError
 
 
 class Form(NamedTuple):
-    """The kind of one thing that a phase returned, and its shape without the dimension of the clients."""
+    """The kind of a value that a phase returned, and its shape without the dimension of the clients."""
 
     kind: str
     shape: tuple[int, ...]
 
 
 Forms = Mapping[str, Form]
-"""The form of each thing that a phase returned, by its name in messages, such as ``uploads['y']``. All stacks of a
-phase must return things of the same forms."""
+"""The form of each value that a phase returned, by its name in messages, such as ``uploads['y']``. All stacks of a
+phase must return values of the same forms."""
 
 
 def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int, layout: Layout) -> dict[str, Form]:
-    """Returns the forms of what ``phase`` returned for a stack of ``clients`` clients.
+    """Checks the ``result`` of ``phase`` for a stack of ``clients`` clients, and returns the forms of its values.
 
-    Raises :class:`UserError`, which names the algorithm, the phase and the key, if something does not have one row for
-    each client, or is not what the algorithm declares.
+    Raises :class:`UserError`, which names the algorithm, the phase and the key, if a value does not have one row for
+    each client, or contradicts what the algorithm declares.
     """
     where = f"{type(algorithm).__name__}.{phase}"
     if not isinstance(result, Result):
@@ -46,8 +46,8 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
 
 
 def check_same_forms(found: Forms | None, before: Forms | None, algorithm: Algorithm, phase: str) -> None:
-    """Raises :class:`UserError` if a stack returned other things than the stacks ``before`` it. ``before`` is None for
-    the first stack."""
+    """Raises :class:`UserError` if a stack returned other forms than earlier stacks. ``before`` has the forms of these;
+    it is None for the first stack."""
     if before is None or found is None or found == before:
         return
     where = f"{type(algorithm).__name__}.{phase}"

@@ -30,8 +30,8 @@ from fedray.gradients.rows import RowByRow
 
 
 class _Apart(Exception):
-    """The clients of a stack must be trained again, ``lanes`` at a time: there was not enough memory for all of them,
-    or the algorithm's rule does not treat each by itself."""
+    """Raised if the clients of a stack must be trained again, ``lanes`` at a time, because there was not enough memory
+    for all of them, or because the algorithm's rule does not treat each client by itself."""
 
     def __init__(self, lanes: int) -> None:
         super().__init__(lanes)
@@ -41,21 +41,21 @@ class _Apart(Exception):
 class PhaseRunner:
     """Runs the phases of the algorithm for ``clients``, stack by stack.
 
-    It keeps what an earlier phase of the round kept (``Result.kept``) for the later phases. If an actor was lost
-    together with what it kept, the earlier phase is run again, so that a task needs nothing but itself.
+    It stores the ``Result.kept`` of each phase for the later phases of the round. If these values are missing, because
+    the actor that had them died, the earlier phase is run again. So a task can be done by any worker.
     """
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.data, self.algorithm = clients, clients.data, clients.algorithm
         self._kept: dict[tuple[int, int, int, int], dict[str, Vector]] = {}
-        # numbers are read when all stacks are on their way, as whoever reads one waits for the GPU
+        # numbers are read after all stacks are launched, because reading one waits for the GPU
         self._later: deque[Callable[[], None]] = deque()
         self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
-        states. The states of each stack are read while the one before it trains, also those of the task ``following``,
-        if it is known."""
+        states. While a stack trains, the states of the next one are read. After the last stack these are the states of
+        the task ``following``, if it is known."""
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         self._later.clear()
         leaves: dict[str, LeafSum] = {}
@@ -76,10 +76,9 @@ class PhaseRunner:
     def _together(
         self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
     ) -> None:
-        """Does what :meth:`_stack` does. Clients that can't be trained side by side are trained again in smaller
-        stacks."""
+        """Runs :meth:`_stack`. If its clients can't be trained side by side, it runs them again in smaller stacks."""
         try:
-            # a call of its own: what a stack leaves behind is gone before the next begins
+            # in a function of its own, so that a stack's tensors are freed before the next stack begins
             return self._stack(task, position, rows, leaves, merged)
         except _Apart as error:
             lanes = error.lanes
@@ -94,8 +93,8 @@ class PhaseRunner:
     def _stack(
         self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
     ) -> None:
-        """Runs a phase for the stack whose first client is at ``position`` in the cohort; its clients are ``rows`` of
-        the task. Adds what the phase returns to ``leaves`` and ``merged``."""
+        """Runs a phase for one stack, and adds its results to ``leaves`` and ``merged``. The stack's first client is at
+        ``position`` in the cohort, and its clients are the entries ``rows`` of the task."""
         try:
             result, client = self._phase(task, task.phase, position, rows)
         except (StateLost, UserError, _Apart):
@@ -140,7 +139,7 @@ class PhaseRunner:
         self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
 
     def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:
-        """Returns the stacks of a task: the position of the first client, and the rows of the task."""
+        """Returns the stacks of a task: the position of the first client in the cohort, and the entries in the task."""
         stacks, row = [], 0
         for position, size in self.clients.stacks(task.blocks, self.clients.lanes):
             stacks.append((position, slice(row, row + size)))
@@ -159,7 +158,7 @@ class PhaseRunner:
         return upload.scale.double()
 
     def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
-        """Runs one phase for one stack. An earlier phase of the round whose kept values are not here is run first."""
+        """Runs one phase for one stack. If the kept values of the phase before are missing, that phase is run first."""
         name = self.algorithm.phases[phase]
         key = (task.round, position, rows.stop - rows.start, phase)
         kept: dict[str, Vector] = {}
@@ -193,7 +192,7 @@ class PhaseRunner:
 
 
 def _kept_by(task: PhaseTask, rows: slice) -> Sequence[Handle | None]:
-    """Returns the handles of what some clients of a task have kept."""
+    """Returns the handles of the states, and of the models received last, of some clients of a task."""
     return [*task.states[rows], *task.received[rows]]
 
 

@@ -1,5 +1,5 @@
-"""The interface of those who simulate clients. The server gives tasks to a pool, and takes the results in whatever
-order they come."""
+"""The interface of pools of workers, which simulate clients. The server gives tasks to a pool, and takes the results in
+any order."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedray.engine.worker import Worker
 
 
 class Pool(Protocol):
-    """A set of workers that simulate clients, of which ``slots`` do tasks at the same time.
+    """A set of workers that simulate clients. ``slots`` is the number of tasks that they do at the same time.
 
-    A class of your own with these methods is an engine (``engine.kind=file.py:Class``). It is made with the server's
-    :class:`~fedray.engine.worker.Worker`, which has the experiment, the data and the folder of the clients' states.
-    Whoever does a task, its result has the same bits. :class:`fedray.testing.PoolContract` tests all of this;
-    :class:`LocalPool` has everything but other workers, so that a subclass needs only :meth:`publish` and :meth:`map`.
+    A user-defined class with these methods is an engine (``engine.kind=file.py:Class``). It is instantiated with the
+    server's :class:`~fedray.engine.worker.Worker`, which has the experiment, the data and the folder of the clients'
+    states. The result of a task must have the same bits whichever worker does it. :class:`fedray.testing.PoolContract`
+    tests all of this. A subclass of :class:`LocalPool` only needs :meth:`publish` and :meth:`map`.
 
     Example:
         class Backwards(LocalPool):
@@ -34,45 +34,46 @@ class Pool(Protocol):
 
     @property
     def task_fraction(self) -> float:
-        """The fraction of an even share of the work left that one task should be (see :mod:`fedray.engine.cutting`)."""
+        """The size that a task should have, as a fraction of an even share of the remaining work
+        (:mod:`fedray.engine.cutting`)."""
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        """Makes a broadcast available to all workers, and returns what names it in tasks.
+        """Makes a broadcast available to all workers, and returns a handle by which tasks refer to it.
 
         Args:
-            vectors: Models ``[row_width]`` and tensors, float32, by name. The server may change them once the phase is
-                over, and a later phase of the round may need them as they were.
+            vectors: Models ``[row_width]`` and tensors, float32, by name. The server may change them after the phase.
+                But tasks of later phases in the same round may still need the original values.
         """
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
-        """Does all tasks, and yields each with its result, in any order. The task is the same object.
+        """Does all tasks, and yields each task (the same object) with its result, in any order.
 
-        The files of clients' new states are there after :meth:`settle`.
+        The files with clients' new states need not exist before :meth:`settle`.
 
         Args:
-            tasks: What is to be done, the largest tasks first.
-            sticky: Whether it is faster if a task goes to the worker that did the phase before for the same clients. If
-                it goes to another one, that begins with the phase before.
+            tasks: The tasks, the largest ones first.
+            sticky: Whether a task is done faster by the worker that did the phase before for the same clients. Any
+                other worker repeats that phase first.
 
         Raises:
-            ClientError: The code of a client raised; it names the client.
+            ClientError: The code of a client raised. The error names the client.
             UserError: A task can't be done as the user asked for it.
         """
 
     def settle(self) -> None:
-        """Waits until the states that the results name are in their files."""
+        """Waits until all states that results refer to are in their files."""
 
     def keep(self, name: str, vectors: State) -> Handle:
-        """Keeps vectors, arrays by name, for many rounds, until they are dropped. Returns what names them."""
+        """Stores arrays, by name, until they are dropped, possibly for many rounds. Returns a handle of them."""
 
     def fetch(self, handle: Handle) -> State:
-        """Returns the vectors that :meth:`keep` kept."""
+        """Returns the arrays that :meth:`keep` stored."""
 
     def store(self, handle: Handle, target: Path) -> None:
-        """Writes kept vectors, or a client's state, to the file ``target`` (safetensors), for a checkpoint."""
+        """Writes stored arrays, or a client's state, to the file ``target`` (safetensors), for a checkpoint."""
 
     def drop(self, handles: Iterable[Handle]) -> None:
-        """Forgets kept vectors, or states of clients."""
+        """Deletes stored arrays, or states of clients."""
 
     def close(self) -> None:
         """Stops the workers."""
@@ -80,13 +81,13 @@ class Pool(Protocol):
 
 @dataclass(eq=False)
 class LocalHandle:
-    """A handle within one process: it simply holds what it names."""
+    """A handle within one process, which simply holds the object that it names."""
 
     value: Any
 
 
 class LocalPool:
-    """A pool of one worker in this process. It is the reference for every other pool, and the way to debug."""
+    """A pool of one worker in this process. It is the reference for all other pools, and the best one for debugging."""
 
     slots, task_fraction = 1, 0.5
 
@@ -116,7 +117,7 @@ class LocalPool:
     def drop(self, handles: Iterable[StateFile]) -> None:
         handles = list(handles)
         if handles:
-            # a file that is still to be written would be there afterwards
+            # otherwise a file that is still being written would exist afterwards
             self.settle()
         self.states.drop(handles)
 

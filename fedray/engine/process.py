@@ -17,14 +17,14 @@ from fedray.engine.determinism import CUBLAS, deterministic, unchanged_determini
 from fedray.errors import UserError
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
-"""Settings of glibc's allocator under which a training step returns no memory to the system. One of the two thresholds
-alone is worse than none. Larger values make no step faster, and let every process keep more memory that it does not
-use."""
+"""Settings of glibc's allocator with which a training step returns no memory to the system. Setting only one of the two
+thresholds is worse than setting none. Larger values make no step faster, and let every process keep more unused memory.
+"""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
-"""Environment variables that give ATen, oneDNN and MKL the same instruction set on every CPU that has AVX2."""
+"""Environment variables that make ATen, oneDNN and MKL use the same instruction set on every CPU that has AVX2."""
 
 
 def user_import_path() -> list[str]:
@@ -33,9 +33,8 @@ def user_import_path() -> list[str]:
 
 
 def _import_path() -> dict[str, str]:
-    """Returns environment variables with which a Ray process finds the user's modules at the same places as this
-    process. Entries that come before Python's own modules stay there; the others are added at the end, by
-    ``fedray/__init__.py``."""
+    """Returns environment variables with which a Ray process finds the user's modules where this process does. Entries
+    before Python's own modules stay in front of these; ``fedray/__init__.py`` adds the others at the end."""
     entries = user_import_path()
     python = sysconfig.get_path("stdlib")
     first = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in entries]
@@ -52,8 +51,8 @@ def environment(threads: int, portable: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def computing_process(threads: int, portable: bool, precision: str = "fp32") -> Iterator[None]:
-    """A context in which this process is set up to compute in ``train.precision``. torch's global settings are put back
-    afterwards."""
+    """A context in which this process is set up to compute in ``precision`` (``train.precision``). Afterwards torch's
+    global settings are restored."""
     if portable and "torch" in sys.modules and any(os.environ.get(k) != v for k, v in PORTABLE.items()):
         raise UserError(
             "engine.portable_bits=true with engine.kind=local needs these set before Python starts: "
@@ -75,8 +74,8 @@ def computing_process(threads: int, portable: bool, precision: str = "fp32") -> 
 
 @contextlib.contextmanager
 def unchanged_settings() -> Iterator[None]:
-    """A context within :func:`computing_process` in which the user's code may change torch's settings on which bits
-    depend. They are put back."""
+    """A context within :func:`computing_process` in which the user's code may change torch settings that bits depend
+    on. They are restored afterwards."""
     import torch
 
     threads = torch.get_num_threads()
@@ -89,7 +88,7 @@ def unchanged_settings() -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Returns to the system what this process has freed. The allocator keeps what lies below something in use."""
+    """Returns freed memory of this process to the system, except for memory below a block that is still in use."""
     if libc := _glibc():
         libc.malloc_trim(0)
 
@@ -99,8 +98,8 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def require_device(device: str, precision: str = "fp32") -> None:
-    """Raises :class:`UserError` if torch can't use ``device`` in this process, or it has no such ``precision``. Ray may
-    count a GPU that torch can't use."""
+    """Raises :class:`UserError` if torch can't use ``device`` in this process, even though Ray may have counted it, or
+    if the device does not support ``precision``."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -117,7 +116,7 @@ def require_device(device: str, precision: str = "fp32") -> None:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Describes this process: which node it is on, and everything on which the bits of its results depend."""
+    """Returns a description of this process: its node, and everything that the bits of its results depend on."""
     import torch
 
     kind = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
@@ -131,8 +130,8 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def same_kind(machines: list[dict[str, Any]]) -> bool:
-    """Returns whether all these processes give the same bits: their devices, instruction sets and torch versions are
-    equal."""
+    """Returns whether all processes described by ``machines`` give the same bits, that is, have the same device,
+    instruction set and torch version."""
     return len({(m["device"], m["instructions"], m["torch"]) for m in machines}) <= 1
 
 

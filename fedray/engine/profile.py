@@ -1,4 +1,4 @@
-"""Measures how the time of a round is spent."""
+"""Measures how the time of a round is spent (profile.csv)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedray.tracking.columns import PURPOSES
 
 
 class Profile:
-    """Adds up seconds by purpose. The seconds of a worker are divided by the number of workers, because workers compute
-    at the same time."""
+    """Adds up seconds by purpose. Workers' seconds are divided by the number of workers, because these compute at the
+    same time."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
@@ -40,7 +40,7 @@ class Profile:
         self._seconds[purpose] += time.perf_counter() - began
 
     def take(self) -> dict[str, float]:
-        """Returns the seconds of each purpose since the last call."""
+        """Returns the seconds by purpose since the last call."""
         now = time.perf_counter()
         taken, self._seconds = self._seconds, dict.fromkeys(PURPOSES, 0.0)
         taken["server"] = now - self._since - sum(taken.values())

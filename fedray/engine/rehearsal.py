@@ -1,7 +1,7 @@
-"""Computes one gradient and one evaluation before the first round, to tell what is not deterministic.
+"""Computes one gradient and one evaluation before the first round, to find operations that are not deterministic.
 
-Of some operations torch has no deterministic version for GPUs. A user should know that before a run of hours, and not
-when it has ended.
+torch has no deterministic version of some operations on GPUs. The user should know that before a run of many hours, not
+after it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from fedray.engine.determinism import FLASH, nondeterministic_operations, strict
 from fedray.engine.evaluation.evaluator import Evaluator
 
 REHEARSING = {"cuda"}
-"""The kinds of devices on which it is done. On a CPU there are next to no such operations."""
+"""The kinds of devices on which there is a rehearsal. On a CPU there are almost no such operations."""
 
 SAMPLES = 2
-"""The samples of the gradient and of the evaluation. Which operations a model has does not depend on their number."""
+"""The number of samples of the gradient and of the evaluation, on which a model's operations do not depend."""
 
 
 class Rehearsed(NamedTuple):
-    """The ``operations`` without a deterministic version that were met. ``strict`` says that there is none if tasks are
-    done :func:`~fedray.engine.determinism.strictly`."""
+    """The ``operations`` without a deterministic version that were found. ``strict`` says that tasks are to be done in
+    strict mode (:func:`~fedray.engine.determinism.strictly`), in which these were the only ones found."""
 
     operations: tuple[str, ...] = ()
     strict: bool = False
 
 
 def rehearsed(clients: Clients, evaluator: Evaluator) -> Rehearsed:
-    """Returns what a gradient of the task loss and an evaluation of the model of ``clients`` meet. The network is left
-    as it was.
+    """Returns the operations without a deterministic version in a gradient of the task loss and in an evaluation. The
+    network is left as it was.
 
-    What raises is passed over: it raises in the first round again, where the client is known.
+    Exceptions are ignored, because they will be raised again in the first round, where the client is known.
     """
     if clients.device.type not in REHEARSING:
         return Rehearsed()
@@ -49,15 +49,15 @@ def rehearsed(clients: Clients, evaluator: Evaluator) -> Rehearsed:
 
 
 def _met(clients: Clients, evaluator: Evaluator) -> tuple[str, ...]:
-    """Returns the operations without a deterministic version of a gradient and of an evaluation."""
+    """Computes a gradient and an evaluation, and returns their operations without a deterministic version."""
     network, data, before = clients.network, clients.data, torch.is_warn_always_enabled()
     model = network.loaded()
-    # of some operations torch warns once in the life of a process
+    # torch warns about some operations only once in the life of a process
     torch.set_warn_always(True)
     try:
         with contextlib.suppress(Exception):
             x, y = clients.train.gather(data.client(int(data.sizes().argmax()))[None, :SAMPLES])
-            # its own, because some models write into their parameters
+            # a copy, because some models write into their parameters
             at = model.clone().rows(1)
             network.gradients(at, Batch(x, y, 0), rng=lambda row: network.rng(0, Purpose.DROPOUT))
         with contextlib.suppress(Exception), evaluator.draws(0):

@@ -1,8 +1,8 @@
 """A round of federated learning. This is the first file to read.
 
-First the cohort is drawn. Then each phase of the algorithm (most algorithms have one) goes the same way: the server
+First the cohort is drawn. Then each phase of the algorithm (most algorithms have one) takes the same steps: the server
 broadcasts, the clients of the cohort compute, their uploads are summed, and the server updates its state. At the end
-the clients' new states replace the old ones. It changes no bit which worker simulates a client, or in which order.
+the clients' new states replace the old ones. Which worker simulates a client, and in which order, changes no bit.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fedray.experiment.experiment import Experiment
 
 @dataclass
 class RoundResult:
-    """What a round produced.
+    """The result of a round.
 
-    ``log`` holds numbers of the cohort's clients by name, in the order of ids, for clients.parquet; None until a phase
-    gives a client one. ``states`` are the files of the clients' new states. ``worker_seconds`` is the time of all
-    workers together. ``samples`` is the number of samples in all mini-batches.
+    ``log`` has columns of clients.parquet: numbers of the cohort's clients by name, in the order of ids. A number is
+    None until a phase sets it. ``states`` are the files of the clients' new states. ``worker_seconds`` is the time of
+    all workers together. ``samples`` is the number of samples in all mini-batches.
 
     Observers fill in ``metrics``, the round's row of metrics.csv; ``scores``, the columns of evaluation.parquet, if
-    clients are scored; and ``layers``, those of layers.parquet, with run.diagnostics. ``profile`` says how the time was
-    spent, in seconds by purpose. ``diverged`` is true if the loss or the model is not finite.
+    clients are scored; and ``layers``, the columns of layers.parquet, with run.diagnostics. ``profile`` has the seconds
+    that were spent, by purpose. ``diverged`` is true if the loss or the model is not finite.
     """
 
     number: int
@@ -56,8 +56,7 @@ class RoundResult:
     diverged: bool = False
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
-        """Takes the result of a task. Returns the files of states from an earlier phase of this round, which are no
-        longer needed."""
+        """Adds the result of a task. Returns the state files of earlier phases of this round that it replaces."""
         self.worker_seconds += working_seconds(found.seconds)
         for name, values in found.log.items():
             column = self.log.setdefault(name, [None] * len(self.cohort.ids))
@@ -72,8 +71,8 @@ class RoundResult:
 def run_round(
     number: int, state: RunState, experiment: Experiment, cutter: TaskCutter, queue: TaskQueue
 ) -> RoundResult:
-    """Runs round ``number`` (from 1) on ``state``. ``cutter`` cuts the cohort into tasks, and ``queue`` has them
-    done."""
+    """Runs round ``number`` (from 1) and updates ``state``. ``cutter`` cuts the cohort into tasks, and ``queue`` sends
+    them to the workers."""
     began = time.perf_counter()
     server, algorithm = state.server, experiment.algorithm
     server.round = number
@@ -94,7 +93,7 @@ def run_round(
         sent.append(Sent(queue.pool.publish(broadcast.shared), broadcast.scalars))
         tasks = [task_of(blocks, cutter.work_of(blocks), sent, state, experiment) for blocks in cut]
         sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device)
-        # a later phase goes to the worker that has what the phase before kept
+        # a later phase goes to the worker that has the kept values of the phase before
         for task, found in queue.run(tasks, sticky=len(sent) > 1):
             sums.add(task, found)
             queue.pool.drop(result.add(task, found))
@@ -111,7 +110,7 @@ def run_round(
     result.metrics = {
         "round": number,
         "cohort_size": len(server.cohort.ids),
-        # clients that took no gradient have no loss, which is not a loss that is no number
+        # clients that took no gradient have no loss, which is different from a loss of NaN
         **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
         "round_seconds": time.perf_counter() - began,
     } | compare()
@@ -123,7 +122,7 @@ def start_server_training(
 ) -> Future[Mapping[str, Vector]]:
     """Starts the server's own training, and returns its result as a future.
 
-    With ``concurrent`` it runs in a thread of its own. Otherwise it has ended when this function returns.
+    With ``concurrent`` it runs in a separate thread. Otherwise it has ended when this function returns.
     """
     future: Future[Mapping[str, Vector]] = Future()
 

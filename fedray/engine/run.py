@@ -1,4 +1,4 @@
-"""Runs round after round, and shows each to the observers."""
+"""Runs one round after another, and shows each to the observers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from fedray.util.files import replacement_of
 
 
 class Run:
-    """A run of ``experiment`` on ``data`` that goes on from ``state``. It knows nothing of Ray.
+    """A run of ``experiment`` on ``data`` that continues from ``state``. It does not depend on Ray.
 
-    ``worker`` is the server's: it has a network and the data. ``pool`` simulates the clients. ``recorder`` writes
-    the run folder. ``concurrent`` and ``overlap`` say what may happen at the same time
-    (:class:`~fedray.engine.task_queue.TaskQueue`). The run ends after the round in progress when ``stopping`` is set.
+    ``worker`` is the server's own, with a network and the data. ``pool`` simulates the clients. ``scoring`` says which
+    clients are scored. ``recorder`` writes the run folder. ``concurrent`` and ``overlap`` say what may happen at the
+    same time (:class:`~fedray.engine.task_queue.TaskQueue`). The run ends after the round in progress if ``stopping``
+    is set.
     """
 
     def __init__(
@@ -84,11 +85,11 @@ class Run:
         return self._wall_before + time.perf_counter() - self._began
 
     def rounds(self) -> Iterator[Report]:
-        """Runs the rounds that are left, and yields a report of each.
+        """Runs the remaining rounds, and yields a report of each.
 
-        It ends early when ``stopping`` is set, when the loss or the model is no longer finite, or when the main metric
-        is good enough or gets no better (:class:`~fedray.engine.observers.Best`). A round is reported
-        once it has been evaluated; with ``overlap`` the next round has been trained by then.
+        The run ends early if ``stopping`` is set, if the loss or the model is no longer finite, or if the main metric
+        is good enough or stops improving (:class:`~fedray.engine.observers.Best`). A round is reported once it has been
+        evaluated; with ``overlap`` the next round has been trained by then.
         """
         self._began = time.perf_counter()
         self.profile.take()
@@ -116,8 +117,8 @@ class Run:
         self._finish(status)
 
     def _observe(self, result: RoundResult) -> None:
-        """Shows a trained round to the observers. If one of them needs the state after this round, everything that was
-        put off is done now."""
+        """Shows a trained round to the observers. If one of them needs the state after this round, the tasks that were
+        put off are done now."""
         result.diverged = not (math.isfinite(result.metrics.get("train_loss", 0)) and self.state.is_finite())
         self._unreported.append(result)
         for observer in self.observers:
@@ -128,7 +129,7 @@ class Run:
             self._add_profile(result)
 
     def _facts(self, result: RoundResult) -> dict[str, Any]:
-        """Returns the columns of clients.parquet that are the same for every algorithm."""
+        """Returns the columns of clients.parquet that runs of all algorithms have."""
         cohort = result.cohort
         return {
             "round": result.number,
@@ -148,7 +149,7 @@ class Run:
             result.profile[purpose] += seconds
 
     def _reports(self) -> Iterator[Report]:
-        """Shows the rounds that have been evaluated by now to the observers, and yields their reports."""
+        """Shows all rounds whose evaluation has ended to the observers, and yields their reports."""
         while self._unreported:
             result = self._unreported.pop(0)
             for observer in self.observers:
@@ -157,10 +158,10 @@ class Run:
             yield Report(result.number, dict(result.metrics))
 
     def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the round that was reported last, if no other round has begun since.
+        """Returns a part of the last reported round, as long as no other round has begun.
 
-        ``clients``, ``evaluation`` and ``layers`` are columns by name, or None. ``model`` are the tensors of the
-        evaluated model, or of the further model ``name``, as a file keeps them.
+        ``what`` is "clients", "evaluation" or "layers", for columns by name or None; or "model", for the tensors of the
+        evaluated model, or of the further model ``name``, in the form in which files have them.
         """
         result = self._reported
         assert result is not None

@@ -1,4 +1,4 @@
-"""Sums what the clients of a cohort upload in a phase."""
+"""Sums the uploads of a cohort's clients in a phase."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fedray.engine.state.packing import on_host, tensor_over
 from fedray.engine.tasks import PhaseResult, PhaseTask
 
 LARGE = 1 << 24
-"""The bytes of a node of the tree that are looked at more closely before it stays on a GPU."""
+"""The bytes of a node of the tree from which it stays on a GPU only if there is room (:data:`ROOM`)."""
 
 ROOM = 16
-"""How many of the largest nodes a GPU must have room for, so that they stay there until they are added up."""
+"""The number of such nodes for which a GPU must have free memory so that a large node stays there."""
 
 
 class CohortSums:
     """Adds up the results of a phase's tasks along the fixed summation tree.
 
-    The order in which results arrive therefore changes no bit. Results of a worker in this process are added up on its
-    device, and those of other processes on ``device``, where the sums go in the end. Where a sum is added up changes no
-    bit of it either.
+    Therefore the order in which results arrive changes no bit. Results of a worker in this process are added up on the
+    worker's device, and results of other processes on ``device``, to which the final sums are moved. The device of an
+    addition changes no bit either.
 
-    The parameter ``members`` is the number of clients in the cohort. The attribute ``scalars`` has the numbers that
-    each client sent, by name, in the order of ids.
+    ``members`` is the number of clients in the cohort. The attribute ``scalars`` has the numbers that each client sent,
+    by name, in the order of ids.
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
@@ -43,9 +43,10 @@ class CohortSums:
         self._models: set[str] = set()
 
     def add(self, task: PhaseTask, found: PhaseResult) -> None:
-        """Takes the result of a task.
+        """Adds the result of a task.
 
-        Raises :class:`~fedray.errors.UserError` if its clients returned other things than those of the tasks before.
+        Raises :class:`~fedray.errors.UserError` if its clients returned values of other forms than those of earlier
+        tasks.
         """
         check_same_forms(found.forms, self._forms, self.algorithm, self.phase)
         self._forms = found.forms
@@ -83,9 +84,9 @@ class CohortSums:
     def _total(self, name: str, total: Tensor) -> Vector:
         is_model = name in self._models
         if name in self._scales:
-            # a GPU would multiply by the inverse of a number that it does not hold itself
+            # the divisor is put on the device, because a GPU would multiply by the inverse of a Python number
             scaled = total / torch.tensor(math.fsum(self._scales[name]), dtype=total.dtype, device=total.device)
-            # counts are one client's, and no sum
+            # counts are taken from one client and are not sums
             for place in self.layout.whole_numbers if is_model else ():
                 scaled[place] = total[place]
             total = scaled
@@ -93,7 +94,7 @@ class CohortSums:
 
 
 def _where_it_fits(node: Tensor) -> Tensor:
-    """Returns ``node``, on the CPU if its GPU has not much room left."""
+    """Returns ``node``, moved to the CPU if it is large and its GPU has little free memory."""
     if node.device.type == "cpu" or node.nbytes < LARGE or ROOM * node.nbytes <= available(node.device):
         return node
     return on_host(node)

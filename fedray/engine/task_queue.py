@@ -1,4 +1,4 @@
-"""Sends tasks to the pool, and decides what is done at the same time."""
+"""Sends tasks to the pool, and decides which of them run at the same time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedray.engine.tasks import PhaseResult, PhaseTask, Task
 class TaskQueue:
     """Sends the tasks of a run to the workers of ``pool``.
 
-    Two things may happen at the same time, and both are decided here. With ``concurrent`` the server trains a model of
-    its own while the clients train. With ``overlap`` a round is evaluated while the next round begins to train: the
-    tasks that were put off by :meth:`later` are sent just before the tasks of the next phase.
+    All decisions about what happens at the same time are made here. With ``concurrent`` the server trains a model of
+    its own while the clients train. With ``overlap`` a round is evaluated while the next round begins to train: tasks
+    that :meth:`later` puts off are sent just before the tasks of the next phase.
 
-    ``note(operations)`` is called for each result with the operations whose bits may differ another time.
+    ``note(operations)`` is called for each result, with the operations that are not deterministic.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class TaskQueue:
         self._later: list[tuple[Task, Callable[[Any, Any], None]]] = []
 
     def later(self, tasks: Sequence[Task], take: Callable[[Any, Any], None]) -> None:
-        """Puts off tasks for which no phase waits. ``take(task, result)`` is called with each result. Without
-        ``overlap`` the tasks are done at once."""
+        """Puts off tasks whose results no phase waits for. ``take(task, result)`` is called with each result. Without
+        ``overlap`` the tasks are done immediately."""
         self._later += [(task, take) for task in tasks]
         if not self.overlap:
             self.finish()
@@ -45,8 +45,8 @@ class TaskQueue:
             raise AssertionError("no task of a phase was given")
 
     def run(self, tasks: Sequence[PhaseTask], sticky: bool = False) -> Iterator[tuple[PhaseTask, PhaseResult]]:
-        """Does the tasks of a phase, and yields them with their results as these come. With ``sticky`` a task goes to
-        the worker that did the phase before for the same clients."""
+        """Does the tasks of a phase, and yields each with its result as soon as it is there. With ``sticky`` a task
+        goes to the worker that did the phase before for the same clients."""
         first, self._later = self._later, []
         takers = {id(task): take for task, take in first}
         every: list[Any] = [*(task for task, _ in first), *tasks]

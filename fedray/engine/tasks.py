@@ -19,8 +19,8 @@ Blocks: TypeAlias = Sequence[tuple[int, int]]
 """Ranges ``(start, stop)`` of positions in the cohort."""
 
 Handle: TypeAlias = Any
-"""Names something that was published: an object reference of Ray's, a file, or the thing itself. A worker's ``fetch``
-turns it into what it names."""
+"""Refers to published data: an object reference of Ray's, a file, or the data itself. A worker's ``fetch`` returns the
+data."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class PhaseTask:
     ``phase`` is the index into ``Algorithm.phases``. ``blocks`` are the clients' positions in the cohort, which has
     ``members`` clients. ``work`` is the number of samples in all their mini-batches.
 
-    The fields from ``ids`` on have an entry for each client. ``broadcasts`` and ``scalars`` have an entry for each
-    phase up to this one, so that the task can be done from the beginning if an actor was lost that did the earlier
-    phases. ``states`` are handles of the clients' states, None for a client that has none yet. ``received`` are handles
-    of the models that the clients received last, if the algorithm needs them. ``keeps`` says whether a later phase
-    follows, for which the worker keeps what this one kept.
+    The fields from ``ids`` on have an entry for each client. Only ``broadcasts`` and ``scalars`` have an entry for each
+    phase up to this one, so that a worker can repeat the earlier phases if the actor that did them was lost. ``states``
+    has handles of the clients' states, None for a client that has none yet. ``received`` has handles of the models that
+    the clients received last, if the algorithm needs them. ``keeps`` says whether the worker keeps ``Result.kept`` for
+    a later phase.
     """
 
     round: int
@@ -55,7 +55,7 @@ class PhaseTask:
 
     @property
     def start(self) -> int:
-        """The position of the first client. It tells the task from the others of the phase."""
+        """The position of the first client, which identifies the task within the phase."""
         return self.blocks[0][0]
 
     @property
@@ -66,11 +66,11 @@ class PhaseTask:
 
 @dataclass
 class PartialSum:
-    """What the clients of a task add to the sum of one upload.
+    """The contribution of a task's clients to the sum of one upload.
 
-    ``nodes`` are the float64 values of the nodes of the summation tree that they fill, on the worker's device; or
-    arrays, as which they travel between processes. ``weights`` says how the upload is summed
-    (:class:`~fedray.algorithms.Upload`). ``is_model`` says whether it is a model. ``scale`` holds the clients' s_i for
+    ``nodes`` has the float64 values of the clients' nodes of the summation tree, as tensors on the worker's device, or
+    as arrays to travel between processes. ``weights`` says how the upload is summed
+    (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the clients' s_i for
     ``mean_by``.
     """
 
@@ -88,13 +88,13 @@ class PartialSum:
 
 @dataclass
 class PhaseResult:
-    """What a phase returned for the clients of a task.
+    """The result of a phase for the clients of a task.
 
-    ``forms`` describes all that the phase returned. ``sums`` is what the clients add to the sum of each upload.
-    ``scalars`` and ``log`` hold a number for each client by name: the first for the server's rule, the second for
-    clients.parquet, where None says that a client has none. ``states`` are the files of the clients' new states, if the
-    phase returns any. ``seconds`` says how the worker spent its time. ``nondeterministic`` names the operations that
-    the worker ran whose bits may differ another time.
+    ``forms`` describes the form of each value that the phase returned. ``sums`` has the clients' contribution to the
+    sum of each upload. ``scalars`` and ``log`` have a number for each client, by name: ``scalars`` for the server's
+    rule, and ``log`` for clients.parquet, with None for a client without a number. ``states`` are the files of the
+    clients' new states, if the phase returns any. ``seconds`` says how the worker spent its time. ``nondeterministic``
+    names the operations without a deterministic version that the worker ran.
     """
 
     sums: dict[str, PartialSum]
@@ -110,7 +110,7 @@ class PhaseResult:
 class EvalTask:
     """A task: evaluate ``models`` on the samples start .. stop - 1 of the split ``split``.
 
-    ``broadcast`` holds the models by name. With ``each`` the result also says how good each model is on each sample.
+    ``broadcast`` is the handle of the models by name. With ``each`` the result also has the main metric of each sample.
     """
 
     broadcast: Handle
@@ -125,16 +125,16 @@ GLOBAL = "global"
 """The name of the evaluated model in the broadcast for evaluation."""
 
 PERSONAL_PREFIX = "personal:"
-"""The beginning of the names, in the broadcast for evaluation, of what personal models are made from. No model has such
-a name."""
+"""In the broadcast for evaluation, the beginning of the names of the vectors that personal models are made from. No
+model has such a name."""
 
 
 @dataclass
 class EvalResult:
-    """What an evaluation found.
+    """The result of an evaluation.
 
-    For each model, ``sums`` has the two sums over the samples of the loss and of each metric (:meth:`Task.sums`). If
-    the task asked for it, ``each [n, 2]`` has the two numbers of each sample for the main metric.
+    For each model, ``sums`` has two sums over the samples for the loss and for each metric (:meth:`Task.sums`). If the
+    task asked for it, ``each [n, 2]`` has these two numbers of the main metric for each sample.
     """
 
     sums: list[dict[str, tuple[float, float]]]
@@ -145,12 +145,12 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """A task: score the models of some clients, which differ from client to client, each on the client's test
-    share.
+    """A task: score models that differ from client to client, each on the client's test share.
 
-    With ``personal`` these are the algorithm's personal models, which are made from what ``broadcast`` holds under
-    :data:`PERSONAL_PREFIX`. With ``finetune_steps`` it is the global model after so many local steps at the learning
-    rate ``lr``. The other fields are those of :class:`PhaseTask`, with positions among all the clients that are scored.
+    With ``personal`` the algorithm's personal models are scored, which are made from the vectors in ``broadcast`` whose
+    names begin with :data:`PERSONAL_PREFIX`. With ``finetune_steps`` the global model is scored after this number of
+    local steps at the learning rate ``lr``. The other fields are as in :class:`PhaseTask`, but positions count all
+    clients that are scored.
     """
 
     round: int
@@ -166,14 +166,14 @@ class ScoreTask:
 
     @property
     def start(self) -> int:
-        """The position of the first client. It tells the task from the others."""
+        """The position of the first client, which identifies the task."""
         return self.blocks[0][0]
 
 
 @dataclass
 class ScoreResult:
-    """For each kind of model by name, the two sums of the main metric over the client's test share, for each client
-    of the task."""
+    """The result of a :class:`ScoreTask`. ``sums`` has, for each kind of model and each client of the task, the two
+    sums of the main metric over the client's test share."""
 
     sums: dict[str, list[tuple[float, float]]]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -185,10 +185,10 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def working_seconds(seconds: Mapping[str, float]) -> float:
-    """Returns how long a worker took for a task, without what it does only once in its life."""
+    """Returns how long a worker took for a task, without the time for work that it does only once in its life."""
     return sum(seconds.values()) - seconds.get("compilation", 0.0)
 
 
 def positions(blocks: Blocks) -> list[int]:
-    """Returns the positions in ``blocks``, one after another."""
+    """Returns all positions in ``blocks``, in their order."""
     return [position for block in blocks for position in range(*block)]

@@ -1,4 +1,4 @@
-"""Lets what clients upload pass the steps of ``train.upload``, on its way from the clients to the sum."""
+"""Applies the steps of ``train.upload`` to clients' uploads, before these are summed."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from fedray.tracking.diagnostics import UPDATE
 from fedray.usercode.importing import as_user_error
 
 MOST_UPLOADS = 1 << 16
-"""More uploads than any phase has. It tells the random streams of the steps apart."""
+"""More uploads than any phase has. Used to give each step and upload its own stream of random numbers."""
 
 
 class UploadSteps:
-    """The steps of a run, for ``clients`` in this process."""
+    """The steps of a run (``train.upload``), for ``clients`` in this process."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.steps = clients, clients.experiment.upload
 
     @torch.no_grad()
     def apply(self, result: Result, client: ClientPhase, phase: str, handles: Sequence[Handle | None]) -> Result:
-        """Returns ``result`` with uploads that have passed all steps, and with what the steps keep as further parts of
-        the clients' state. ``handles`` name the states with which the clients began the round."""
+        """Returns ``result`` after all steps have been applied to its uploads. Vectors that the steps keep are added to
+        the clients' state. ``handles`` refer to the states with which the clients began the round."""
         uploads: dict[str, Upload] = {}
         kept: dict[str, Vector] = {}
         for number, (name, upload) in enumerate(result.uploads.items()):
             if name == UPDATE:
-                # what run.diagnostics measures, and nobody sends
+                # the update that run.diagnostics measures, which no real client would send
                 uploads[name] = upload
                 continue
             rows, base = self._rows_of(upload.value, client)
@@ -53,13 +53,14 @@ class UploadSteps:
                 if of_rows.kept is not None:
                     kept[label] = of_rows.kept
             uploads[name] = replace(upload, value=self._value_of(rows, upload.value, base))
-        # a file has all that a client keeps; what the phase does not return stays as it was
+        # the file has everything that a client keeps, so vectors that the phase does not return are copied
         state = {**client.state, **result.state, **kept} if kept else result.state
         return replace(result, uploads=uploads, state=state)
 
     def _rows_of(self, value: Vector, client: ClientPhase) -> tuple[Tensor, Tensor | None]:
-        """Returns the rows ``[C, parameters]`` that steps get of an upload, and the model's parameters to which they
-        are an update; None for a vector, and for a model of an algorithm that broadcasts none called x."""
+        """Returns the rows ``[C, parameters]`` that the steps get, and the base that was subtracted from them. For a
+        model these are its update and the parameters of the broadcast x. The base is None for a vector, and if the
+        algorithm broadcasts no model x."""
         count = self.clients.network.layout.parameters
         if not isinstance(value, Model):
             return value[:, :count].clone(), None
@@ -70,7 +71,7 @@ class UploadSteps:
         return value.parameters[:, :count] - base, base
 
     def _value_of(self, rows: Tensor, value: Vector, base: Tensor | None) -> Vector:
-        """Returns an upload like ``value``, with the rows that all steps have returned."""
+        """Returns an upload of the same kind as ``value``, made from the ``rows`` after all steps."""
         count = rows.shape[1]
         rows = rows if base is None else rows + base
         if isinstance(value, Model):
@@ -80,7 +81,7 @@ class UploadSteps:
 
 
 def _checked(step: UploadStep, rows: Tensor, upload: UploadRows) -> Tensor:
-    """Returns what ``step`` makes of ``rows``. Raises :class:`UserError` if it fails, or returns something else."""
+    """Returns ``step(rows, upload)``. Raises :class:`UserError` if the step fails or returns rows of another form."""
     name = getattr(step, "__name__", type(step).__name__)
     with as_user_error(f"train.upload: {name} failed on the upload {upload.name!r} of round {upload.round}"):
         found: Any = step(rows, upload)

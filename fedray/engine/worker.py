@@ -1,4 +1,4 @@
-"""A worker does tasks. It keeps nothing that another worker would miss if it did the task instead."""
+"""A worker does tasks. It has no state that a task depends on, so that any other worker can do the task instead."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Worker:
     def run(
         self, task: Task, following: Task | None = None, settled: bool = True
     ) -> PhaseResult | EvalResult | ScoreResult:
-        """Returns the result of ``task``. If the task ``following`` is known to come next, what it needs is read
-        meanwhile. The files of clients' new states are there, unless ``settled`` is false; then they are there after
+        """Returns the result of ``task``. If the next task is known, ``following``, its clients' states are read
+        meanwhile. If ``settled``, the files of clients' new states are complete when this returns, and otherwise after
         :meth:`settle`."""
         if self.rehearsed.strict:
             try:
@@ -42,14 +42,14 @@ class Worker:
             except RuntimeError as error:
                 if not is_refused(error):
                     raise
-            # an operation of which the rehearsal knew nothing; a task depends on nothing but itself
+            # the rehearsal missed an operation; the whole task can be repeated, because it depends only on itself
             self.rehearsed = Rehearsed((FLASH,))
             note(FLASH)
         return self._done(task, following, settled)
 
     def describe(self) -> dict[str, Any]:
-        """Describes what does the tasks: everything on which the bits of their results depend, and what was found
-        ``nondeterministic`` before the first of them."""
+        """Returns a description of this process: everything that the bits of results depend on, and the operations that
+        the rehearsal found to be ``nondeterministic``."""
         return describe(self.clients.device.type) | {"nondeterministic": self.rehearsed.operations}
 
     def _done(self, task: Task, following: Task | None, settled: bool) -> PhaseResult | EvalResult | ScoreResult:
@@ -69,14 +69,14 @@ class Worker:
         return result
 
     def settle(self) -> None:
-        """Waits until what the tasks so far have kept is in its files. Raises :class:`~fedray.errors.UserError` if that
-        can't be."""
+        """Waits until the clients' new states of all tasks so far are in their files. Raises
+        :class:`~fedray.errors.UserError` if one can't be written."""
         self.clients.traffic.settle()
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
-        """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn again in each round.
+        """Returns ``size`` inputs of the set ``source`` (public or test), drawn again in each round.
 
-        A set that is smaller is taken whole.
+        If the set is smaller, all of it is returned.
         """
         samples = self.clients.train if source == "public" else self.clients.test
         indices = self.data.public if source == "public" else np.arange(len(self.data.y_test))
@@ -86,7 +86,7 @@ class Worker:
         return samples.gather(indices)[0]
 
     def cohort_as_stack(self, server: ServerState, broadcast: Broadcast) -> ClientPhase:
-        """Returns all clients of the round's cohort as one stack, which has received ``broadcast``."""
+        """Returns all clients of the round's cohort as a single stack that has received ``broadcast``."""
         cohort = server.cohort
         indices = [self.data.client(client) for client in cohort.ids]
         stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)
@@ -95,7 +95,7 @@ class Worker:
         return self.clients.phase_of(stack, None, round=server.round, lr=server.lr, clock=Clock(), **received)
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
-        """Returns the server as a client whose data is the public set, of which it takes ``steps`` batches."""
+        """Returns the server as a client whose data are the public set. It makes ``steps`` local steps."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # a clock of its own, because the time counts as the server's and not as that of a task

@@ -1,1 +1,1 @@
-"""Makes an experiment from a configuration: what a run is, once everything is resolved."""
+"""Makes an experiment from a configuration: the complete description of a run, with all defaults resolved."""

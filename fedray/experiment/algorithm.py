@@ -1,4 +1,4 @@
-"""Makes the algorithm of a configuration, and checks what it asks of other keys: before any data are read."""
+"""Makes the algorithm of a configuration and checks its requirements on other keys, before any data are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedray.usercode.importing import as_user_error
 
 def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
     """Returns the algorithm, whose hyper-parameters may still be null. Raises :class:`UserError` if it does not exist,
-    or a key does not fit it."""
+    or the algorithm does not allow the value of some key."""
     name = config.algorithm.name
     cls = custom.algorithm or find_algorithm(name)
     hyper = _hyper_parameters(cls, config.algorithm.model_extra or {}, name)
@@ -39,8 +39,8 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
 
 
 def choose_head(config: Config, algorithm: Algorithm) -> str:
-    """Returns the name of the model's head: for ``auto`` what the algorithm needs. Raises :class:`UserError` if there
-    is no such head, or it does not serve the algorithm."""
+    """Returns the name of the model's head; ``auto`` stands for the head that the algorithm needs. Raises
+    :class:`UserError` if there is no such head, or the algorithm can't work with it."""
     asked, need = config.model.head, algorithm.needs_head
     if asked != "auto" and not serves(asked, need):
         raise UserError(

@@ -22,8 +22,8 @@ from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.warning import as_warning
 
 VMAP_CHUNK = 64
-"""The number of clients in a batched stack on a CPU under ``engine.chunk: auto``; fewer if a cohort would not make two
-stacks.
+"""The largest number of clients in a batched stack on a CPU under ``engine.chunk: auto``. It is lower if a cohort would
+not make two stacks.
 
 In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
 model; with an MLP it is 1.1 times as many.
@@ -40,13 +40,13 @@ analysis/benchmarks/chunks.py."""
 
 
 EXPLAINED = "fedray/engine/README.md#replayed-gradients"
-"""Where the user reads what replayed gradients are."""
+"""The documentation of replayed gradients, for messages."""
 
 LONG = 100_000
-"""The fewest local steps of all clients together, in all rounds, from which gradients are compiled without being asked.
+"""The number of local steps, of all clients in all rounds, from which ``engine.compile: auto`` compiles on a CPU.
 
-A process takes up to 20 s for its first graph, and 3 s if another one has compiled it before. On a CPU a step of a
-small dense model is 0.2 to 0.5 ms faster.
+A process takes up to 20 s for its first graph, and 3 s if another process has compiled it before. On a CPU a step of a
+small dense model becomes 0.2 to 0.5 ms faster.
 """
 
 GPU_FLOPS = 3e8
@@ -61,14 +61,13 @@ rounds of 100 clients of LeNet-5 make 15,400 local steps a second in two stacks,
 
 GPU_CHUNK = 1024
 GPU_NUMBERS = 2**28
-"""The most clients of a stack on a GPU under ``engine.chunk: auto``, and the most numbers that their parameters and
-mini-batches may have together; local training takes some five times this memory."""
+"""The limits of a stack on a GPU under ``engine.chunk: auto``: its clients, and the numbers in their parameters and
+mini-batches together. Local training takes about five times the memory of these numbers."""
 
 GPU_LONG = 2_000_000
-"""The fewest local steps from which a stack's gradient is compiled on a GPU without being
-asked.
+"""The number of local steps from which ``engine.compile: auto`` compiles the gradients of stacks on a GPU.
 
-A process takes 22 s or more for its first graph. LeNet-5 gains 22 us a local step, so that this is won back after one
+A process takes 22 s or more for its first graph. LeNet-5 saves 22 us per local step, so that compiling pays after one
 million."""
 
 SLOWER_LAYERS = (
@@ -79,14 +78,14 @@ SLOWER_LAYERS = (
 SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")
 """Layers, and parts of the names of operations, that torch's own kernels on a CPU compute faster than compiled ones.
 
-Compiled gradients of small convolutional networks of torch's layers take 0.87 to 1.19 of the time of replayed ones, in
-the mean 0.95, and those of fedray's own LeNet-5, CNNs and ResNet-20 1.15 to 1.41
-(``analysis/benchmarks/compiled.py``). In whole rounds the gain of the first is gone.
+Compiled gradients of small convolutional networks of torch's layers take 0.87 to 1.19 of the time of replayed ones,
+0.95 on average, which makes no difference in whole rounds. Those of fedray's own LeNet-5, CNNs and ResNet-20 take 1.15
+to 1.41 (``analysis/benchmarks/compiled.py``).
 """
 
 PYTHON_FLOPS = 1e9
-"""With more forward FLOPs than this in a mini-batch, the Python code of a local step takes next to no time. A
-round of pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as long with this code."""
+"""The forward FLOPs of a mini-batch above which the time of a local step's Python code is negligible. A round of
+pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as long with this code."""
 
 
 def in_stacks(
@@ -95,10 +94,10 @@ def in_stacks(
     """Returns whether clients are trained in batched stacks (``engine.vectorize``), ``engine.chunk``, and a line for
     the user if they are not although that would be faster.
 
-    With stacks, the second value is the most clients of one. Without them it is the most clients that are sent to a
-    worker together; it is None if the configuration does not set it, and the engine then chooses the number.
-    Both values depend only on the configuration, the model, and whether it runs on a GPU, and not on the rest of the
-    machine, because they change bits. Raises :class:`UserError` if ``engine.vectorize=true`` is impossible.
+    With stacks, the second value is the largest number of clients in a stack. Without stacks it is the largest number
+    of clients that are sent to a worker together, or None if the configuration leaves that to the engine. The first two
+    values change bits. So they depend only on the configuration, the model, and whether it runs on a GPU, and not on
+    the rest of the machine. Raises :class:`UserError` if ``engine.vectorize=true`` is impossible.
     """
     batch_size, cohort_size = training.batch_size, training.cohort_size
 
@@ -132,8 +131,8 @@ def in_stacks(
 
 
 def _gpu_chunk(work: float, numbers: int, cohort_size: int) -> int:
-    """Returns the most clients of a stack on a GPU. The mini-batch of one takes ``work`` forward FLOPs, and its
-    parameters and inputs are so many ``numbers``."""
+    """Returns the largest number of clients in a stack on a GPU. The mini-batch of one client takes ``work`` forward
+    FLOPs, and its parameters and inputs have ``numbers`` numbers."""
     busy = max(LEAST_VMAP_CHUNK, math.ceil(GPU_FULL / max(1, work)))
     return max(1, min(busy, GPU_CHUNK, GPU_NUMBERS // numbers, cohort_size))
 
@@ -150,10 +149,11 @@ def is_compiled(
 ) -> tuple[bool, str | None]:
     """Returns whether gradients are compiled (``engine.compile``), and a line for the user.
 
-    ``begun`` says it of the run if it has begun before, and is None if not. ``steps`` are the local steps of all
-    clients in all rounds, and ``module`` is what they train. ``trace()`` returns the operations of a gradient, or the
-    reason why it can't be compiled. ``missing()`` returns what a machine of the cluster lacks to compile, or None.
-    Raises :class:`UserError` if the user wants it, or the run has begun so, and a machine lacks that.
+    ``begun`` is the decision of a run that has begun before, and None for a new run. ``steps`` is the number of local
+    steps of all clients in all rounds, and ``module`` the model that they train. ``trace()`` returns the operations of
+    a gradient, or the reason why it can't be compiled. ``missing()`` returns what a machine of the cluster lacks to
+    compile, or None. Raises :class:`UserError` if gradients must be compiled, because the user asks for it or the run
+    has begun so, and a machine can't.
     """
     asked = config.engine.compile
     wanted = begun if asked == "auto" else asked
@@ -177,7 +177,7 @@ def is_compiled(
 
 def _may_pay_to_compile(steps: float, device: str, vectorize: bool, module: nn.Module) -> bool:
     if device == "cuda":
-        # the compiler makes one kernel of what is between the products: windows, activations, pooling
+        # the compiler makes one kernel of the operations between the products: windows, activations, pooling
         return vectorize and steps >= GPU_LONG and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in module.modules())
     return steps >= LONG and not any(isinstance(layer, SLOWER_LAYERS) for layer in module.modules())
 
@@ -225,6 +225,6 @@ def is_replayed(config: Config, device: str, training: TrainingStage, model: Mod
 
 
 def _is_faster(graph: GraphModule) -> bool:
-    """Returns whether a CPU computes a gradient faster if it is compiled, by its operations."""
+    """Returns whether a CPU computes the gradient with these operations faster if it is compiled."""
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     return not any(part in name for name in names for part in SLOWER)

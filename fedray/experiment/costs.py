@@ -1,4 +1,4 @@
-"""Gathers what a table needs that compares the costs of all algorithms under one configuration."""
+"""Gathers the data for a table that compares the costs of all algorithms under one configuration."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedray.usercode.importing import as_user_error
 
 
 def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
-    """Returns every algorithm with the model that it needs, and what all of them have in common.
+    """Returns every algorithm with the model that it needs, what all of them have in common, and why some are left out.
 
-    The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
-    the algorithm of ``config``; those that train on a public set get the one that they would have.
+    The third value has the reason for each algorithm that can't be compared. All algorithms get the same data as the
+    algorithm of ``config``; those that train on a public set also get the public set that they would have in a run.
     """
     custom = CustomObjects(source_of(config.data, config.task), preloaded=True)
     chosen, data = resolve(config, custom)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class CustomObjects:
     """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`.
 
-    ``preloaded`` says that ``source`` is the one that the configuration names, which was read beforehand for several
-    runs. ``callbacks`` are those of all runs of a sweep.
+    ``preloaded`` says that ``source`` is not the user's but the one that the configuration names, read once for several
+    runs. ``callbacks`` are shown all runs of a sweep.
     """
 
     source: Source | None = None
@@ -45,7 +45,7 @@ class CustomObjects:
 
     @property
     def names(self) -> list[Given]:
-        """The names of the arguments that were handed over, without which the configuration means another run."""
+        """The names of the arguments that the user passed. Without them the configuration would mean another run."""
         there: dict[Given, bool] = {
             "data": self.source is not None and not self.preloaded,
             "model": self.model is not None,

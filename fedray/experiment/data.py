@@ -1,4 +1,4 @@
-"""The data stage: reads the source, spreads it over the clients, and sets samples aside for evaluations.
+"""The data stage: reads the source, partitions it among the clients, and sets samples aside for evaluations.
 
 It decides ``data.*`` and, because it depends on the source, ``run.name``.
 """
@@ -26,10 +26,10 @@ from fedray.experiment.stage import Stage, defaults_for_nulls, under
 
 @dataclass(frozen=True, kw_only=True)
 class DataStage(Stage):
-    """The samples of a run, spread over the clients.
+    """The samples of a run, partitioned among the clients.
 
-    ``digests`` are those of the parts of the data, ``access`` is where samples are read from, and ``defaults`` are the
-    options of the partition that are null in the configuration or may be, by dotted key.
+    ``digests`` has a digest for each part of the data, ``access`` says where samples are read from, and ``defaults``
+    has the values that null stands for in the options of the partition, by dotted key.
     """
 
     data: FederatedData
@@ -40,10 +40,10 @@ class DataStage(Stage):
 
 
 def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_all: MapAll) -> DataStage:
-    """Returns the data that ``config`` describes, with samples where ``data.access`` says.
+    """Returns the data that ``config`` describes, with samples in memory or in files as ``data.access`` says.
 
     ``map_all`` maps samples from files (:func:`fedray.data.storage.access.with_access`). Raises :class:`UserError` if
-    the data can't be read, or can't give what is asked of them.
+    the data can't be read, or can't be partitioned as the configuration asks.
     """
     source = custom.source or source_of(config.data, config.task)
     seed = config.run.seed if config.data.seed is None else config.data.seed
@@ -77,7 +77,8 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
 
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
-    """Returns the size of the public set: for ``auto`` a tenth of the training set if the algorithm needs one."""
+    """Returns the size of the public set. ``auto`` stands for the source's default if the algorithm needs one, else
+    for 0."""
     asked, name = config.data.public_samples, config.algorithm.name
     if config.data.public_to == "clients":
         if algorithm.needs_public:
@@ -100,7 +101,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 def _spread(
     config: Config, algorithm: Algorithm, source: Source, seed: int, public: int
 ) -> tuple[FederatedData, list[str]]:
-    """Returns the samples of ``source``, spread over the clients, and lines for the user about that."""
+    """Returns the samples of ``source``, partitioned among the clients, and lines for the user about that."""
     data = federate(source, config.data, seed, public)
     if config.data.public_to == "clients":
         data = with_public_at_clients(data, seed)
@@ -117,7 +118,7 @@ def _spread(
 def _with_test_shares(
     config: Config, algorithm: Algorithm, data: FederatedData, seed: int
 ) -> tuple[FederatedData, list[str]]:
-    """Returns ``data`` with the clients' test shares if anything is scored on them, and lines for the user about
+    """Returns ``data``, with the clients' test shares if models are scored on them, and lines for the user about
     that."""
     run, least = config.run, config.data.least_test_samples
     notes: list[str] = []

@@ -1,6 +1,6 @@
-"""The execution stage: on which device and in which way clients are trained, with what ``auto`` stands for.
+"""The execution stage: resolves ``engine.*``, that is, on which device and in which way clients are trained.
 
-It decides ``engine.*``. The functions that it asks are in :mod:`fedray.experiment.placement` (devices) and
+The decisions are made by functions in :mod:`fedray.experiment.placement` (devices) and
 :mod:`fedray.experiment.backend` (stacks, compiled and replayed gradients).
 """
 
@@ -24,7 +24,7 @@ from fedray.models.precision import check_precision, faster_precision
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionStage(Stage):
-    """How clients are trained. ``make`` makes the model with the layout of convolutions that was chosen."""
+    """The answer of the execution stage. ``make`` makes the model with the chosen layout of convolutions."""
 
     device: str
     make: ModelMaker
@@ -37,8 +37,8 @@ class ExecutionStage(Stage):
 def execution_stage(
     config: Config, around: Surroundings, stage: DataStage, training: TrainingStage, model: ModelStage
 ) -> ExecutionStage:
-    """Returns how the clients of a run are trained. A run that has begun goes on as it began. Raises
-    :class:`UserError` if what the user asks for is not possible here, or with this model."""
+    """Returns how the clients of a run are trained. A run that is resumed keeps what it began with. Raises
+    :class:`UserError` if the user asks for something that is not possible on these machines or with this model."""
     data, folder = stage.data, Path(config.run.output) / stage.run_name
     device, placed, notes = place(config.engine, folder, around.device)
     check_precision(config.train.precision, device, model.module, model.name, model.task, *data.examples(2))
@@ -79,7 +79,8 @@ def _layout(
 ) -> tuple[bool, ModelMaker, list[str]]:
     """Returns ``engine.channels_last``, the maker of models with that layout, and lines for the user.
 
-    ``begun`` is the key's value if the run has begun before. On a CPU false leaves a model as it is made.
+    ``begun`` is the key's value in a run that is resumed, and None for a new run. On a CPU false leaves the model as it
+    was made.
     """
     asked = config.engine.channels_last
     if asked == "auto" and begun is not None:

@@ -19,23 +19,24 @@ from fedray.experiment.making import ModelMaker
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given", "run.callbacks"}
-"""The keys that a user may set and that have no influence on the result."""
+"""Keys that do not count as hyper-parameters even if the user sets them, because they do not change the result."""
 
 
 LANES = (3e9, 16), (3e10, 8), (3e11, 4), (math.inf, 2)
-"""How many clients are side by side on a GPU under ``engine.lanes: auto``, by the forward FLOPs of a mini-batch that
-are the most for it. On an H200 GHBM's CNN (1.5e9) made 3,203 local steps a second with 16 and 3,069 with 8 in fp32, and
-in bf16 7,022 and 5,468, as Python has fewer graphs to launch. Two of ViT-B/16 (1.1e12) took 24 GB."""
+"""Pairs of the largest number of forward FLOPs in a mini-batch, and the number of clients that are then trained side by
+side on a GPU under ``engine.lanes: auto``. On an H200 GHBM's CNN (1.5e9) made 3,203 local steps a second with 16
+clients and 3,069 with 8 in fp32, and 7,022 and 5,468 in bf16, because Python has fewer graphs to launch. Two clients of
+ViT-B/16 (1.1e12) took 24 GB."""
 
 
 @dataclass(frozen=True)
 class Experiment:
     """Everything that a run does, without its data. It is small, and every process gets a copy.
 
-    ``config`` is resolved: it has the values that defaults and ``auto`` stood for. ``notes`` are lines that the user
-    should read before the run starts. ``inputs`` are digests of what else the result depends on
-    (:mod:`fedray.experiment.inputs`). ``asked`` is what the user set, and ``defaults`` what null stands for, both by
-    dotted key. ``upload`` are the steps that uploads pass (``train.upload``).
+    ``config`` is resolved: ``auto`` and null are replaced by values. ``notes`` are lines that the user should read
+    before the run starts. ``inputs`` has digests of everything else that the result depends on
+    (:mod:`fedray.experiment.inputs`). ``asked`` has the values that the user set, and ``defaults`` the values that null
+    stands for, both by dotted key. ``upload`` has the steps that are applied to uploads (``train.upload``).
     """
 
     config: Config
@@ -60,12 +61,12 @@ class Experiment:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether clients keep anything from one participation to the next, for the algorithm or a step of uploads."""
+        """Whether clients keep anything between participations, for the algorithm or for a step of ``train.upload``."""
         return self.algorithm.stateful or any(getattr(step, "keeps", False) for step in self.upload)
 
     @property
     def lanes(self) -> int:
-        """How many clients are trained side by side, if the memory is enough (``engine.lanes``). It changes no bit."""
+        """How many clients are trained side by side if memory allows (``engine.lanes``). This changes no bit."""
         if self.vectorize or not self.replay or self.device != "cuda":
             return 1
         asked = self.config.engine.lanes
@@ -98,11 +99,11 @@ class Experiment:
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
-        """What distinguishes the run from others, by dotted key: what the user set, and the algorithm's
-        hyper-parameters."""
+        """The values that distinguish the run from others, by dotted key: the keys that the user set, and the
+        algorithm's hyper-parameters."""
         resolved = flat(self.config.model_dump(mode="json"))
         keys = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
-        # a key that is resolved into another one, as run.iterations is into run.rounds, is null in the config
+        # a key that is resolved into another key, as run.iterations into run.rounds, is null in the config
         return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(keys)}
 
     def build_model(self, client: int | None = None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Finds what is wrong with a run before anything is imported or started for it that takes seconds.
+"""Finds mistakes in a run within a moment, before slow imports and before Ray is started.
 
 Everything is checked again, and in more detail, where it is used.
 """
@@ -20,10 +20,11 @@ from fedray.usercode.importing import check_user_object, is_user_defined
 
 
 def check_first(config: Config, custom: Collection[str] = ()) -> None:
-    """Raises :class:`UserError` for names, and for the user's files, that are not there, and for a folder that can't be
+    """Raises :class:`UserError` for unknown names, for missing files of the user's, and for a run folder that can't be
     written to.
 
-    ``custom`` names what was handed over from Python, such as ``data`` and ``model``, whose keys do not count.
+    ``custom`` has the names of the custom objects, such as ``data`` and ``model``. The keys that these replace are not
+    checked.
     """
     check_custom(config, custom)
     if "data" not in custom:
@@ -41,7 +42,7 @@ def check_first(config: Config, custom: Collection[str] = ()) -> None:
 
 
 def _check_extensions(config: Config) -> None:
-    """Raises :class:`UserError` for a name that can't be meant, in the keys where users may add things of their own."""
+    """Raises :class:`UserError` for an impossible name in the keys that can name user-defined objects."""
     if is_user_defined(config.engine.kind):
         check_user_object(config.engine.kind, "engine.kind")
     for key, entries in (("run.callbacks", config.run.callbacks), ("train.upload", config.train.upload)):
@@ -56,8 +57,8 @@ def _check_extensions(config: Config) -> None:
 
 
 def check_custom(config: Config, names: Collection[str]) -> None:
-    """Raises :class:`UserError` if ``config`` was made with objects from Python that are not among those of these
-    ``names``, or has keys that have no meaning for them."""
+    """Raises :class:`UserError` if ``config`` was made with custom objects that are missing from ``names``, the custom
+    objects of this call, or sets keys that have no meaning with them."""
     missing = [f"{name}=" for name in config.run.given if name not in names]
     if missing:
         call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
@@ -73,10 +74,10 @@ def check_custom(config: Config, names: Collection[str]) -> None:
 
 
 def _check_name(name: str, key: str, module: str, find: str) -> None:
-    """Raises :class:`UserError` if there is no ``name`` that ``find``, a function of a module of fedray, knows.
+    """Raises :class:`UserError` if ``find``, a function in fedray's ``module``, does not know ``name``.
 
-    The module imports torch. So it is asked only if the name stands nowhere in its folder: neither as a class nor as a
-    text.
+    The module imports torch, which takes seconds. So ``find`` is called only if the source files beside the module
+    have ``name`` neither as a class nor as a text.
     """
     if is_user_defined(name):
         return check_user_object(name, key)

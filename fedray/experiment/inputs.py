@@ -1,7 +1,7 @@
-"""Makes digests of what a result depends on beside its configuration.
+"""Makes digests of everything that a result depends on besides its configuration.
 
-That is the data, the model, its initial weights, the loss, the metrics and the user's code. The folder of a run or of a
-sweep keeps the digests, so that it is never continued with anything else.
+These are the data, the model, its initial weights, the loss, the metrics and the user's code. The folder of a run or of
+a sweep keeps the digests, so that it is never continued with anything else.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def inputs_of(
     model: ModelStage,
     initial: nn.Module,
 ) -> dict[str, str]:
-    """Returns the digests of what a run depends on, each under the name that a message gives it. ``initial`` is the
-    model with its initial weights."""
+    """Returns the digests of everything that a run depends on, by the names that messages use. ``initial`` is the model
+    with its initial weights."""
     code: dict[str, Any] = {"code of the algorithm": type(training.algorithm)}
     code |= {f"metric {name}": model.task.metrics[name].values for name in custom.metrics}
     if custom.loss is not None:
@@ -43,7 +43,7 @@ def inputs_of(
     if model.make.head is not None:
         code["code of the head"] = model.make.head
     made_by = find_model(model.name) if custom.model is None else custom.model
-    # the weights of a module that was handed over count in "initialisation of the model"
+    # the weights of a custom module count in "initialisation of the model"
     weights = tensors_of(made_by).values() if isinstance(made_by, nn.Module) else ()
     return {
         **data.digests,

@@ -1,4 +1,4 @@
-"""Makes the model of an experiment: by name, from the user's class, or as a copy of the user's module."""
+"""Makes the model of an experiment from its name, from the user's class, or as a copy of the user's module."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def model_maker(
     head: str,
     seed: int,
 ) -> ModelMaker:
-    """Returns the function that makes the model, which has not been called yet.
+    """Returns the function that makes the model, without calling it.
 
-    The initial weights are drawn from ``seed`` (``run.seed``). ``custom`` is the class or module that the user handed
-    over instead of a name. ``example`` are the inputs of some samples, ``[b, ...]``. Raises :class:`UserError` for an
+    The initial weights are drawn from ``seed`` (``run.seed``). ``custom`` is the class or module that the user passed
+    instead of a name. ``example`` are the inputs of some samples, ``[b, ...]``. Raises :class:`UserError` for an
     unknown model, head or option.
     """
     options = list(section.model_extra or {})
@@ -63,9 +63,9 @@ def model_maker(
 class ModelMaker:
     """A function that makes the model with its initial weights, the same in every process.
 
-    They depend only on ``seed``. With a client's number, other weights are drawn, which depend on the client too.
-    ``origin`` is what makes a module: a class or function, or a module that is copied. ``channels_last`` is the layout
-    of 2-d convolutions, None for the one with which they are made.
+    The weights depend only on ``seed``. If it is called with a client's number, it draws other weights, which also
+    depend on the client. ``origin`` is a class or function that makes a module, or a module that is copied.
+    ``channels_last`` sets the layout of 2-d convolutions; None leaves it as it was made.
     """
 
     name: str
@@ -99,7 +99,7 @@ class ModelMaker:
 
     @property
     def code(self) -> Sequence[Any]:
-        """The classes and functions, which may be the user's, that make the model."""
+        """The classes and functions that make the model. They may be the user's."""
         origin = self.origin
         made_by = {type(layer) for layer in origin.module.modules()} if isinstance(origin, Portable) else {origin}
         return [*made_by, *([] if self.head is None else [self.head])]
@@ -129,8 +129,8 @@ class ModelMaker:
             return build(model, self.name, shape, self.classes, self.section.model_extra or {})
 
     def _copied(self, original: Portable, client: int | None) -> nn.Module:
-        """Returns a copy of the user's module. For a client, the layers that are trained and have a method
-        ``reset_parameters`` draw their weights again."""
+        """Returns a copy of the user's module. If ``client`` is not None, the layers that are trained and have a method
+        ``reset_parameters`` draw new weights."""
         with as_user_error("model=... can't be copied"):
             module = original.copy()
         if client is not None:
@@ -143,7 +143,7 @@ class ModelMaker:
         return module
 
     def _initialise_lazy_layers(self, module: nn.Module, client: int | None) -> None:
-        """Gives lazy layers (``nn.LazyLinear``) their weights, by a pass over ``example``."""
+        """Gives lazy layers (``nn.LazyLinear``) their weights, by a forward pass of ``example``."""
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             args, named = arguments(self.example)
             module.eval()

@@ -1,4 +1,4 @@
-"""The model stage: makes the model once, finds out what it does, and what it is trained for.
+"""The model stage: makes the model once, inspects its behaviour, and determines its task.
 
 It decides ``task.*``, ``model.name`` and ``model.head``.
 """
@@ -27,7 +27,8 @@ from fedray.models.inspection import ModelFacts, inspect_model, prepare
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStage(Stage):
-    """The function that makes the model, one ``module`` that it made, facts about that, and its task."""
+    """The answer of the model stage: the function that makes the model, a ``module`` that it made, facts about this
+    module, and its task."""
 
     name: str
     make: ModelMaker

@@ -15,7 +15,7 @@ from fedray.usercode.extensions import Entry, make
 
 
 def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
-    """Returns ``custom`` with the loss and the metrics that the config names. Those from Python take their place."""
+    """Returns ``custom``, with the loss and metrics that the config names where ``custom`` has none."""
     loss, metrics = custom.loss, dict(custom.metrics)
     if loss is None and config.task.loss is not None:
         loss = _callable(config.task.loss, "task.loss")
@@ -27,7 +27,8 @@ def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
 def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...]:
     """Returns the steps that ``train.upload`` names, in their order.
 
-    Raises :class:`UserError` if one can't be made, or keeps something of clients although the algorithm has phases.
+    Raises :class:`UserError` if a step can't be made, or if it keeps something for each client and the algorithm has
+    several phases.
     """
     steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
     for step in steps:

@@ -1,4 +1,4 @@
-"""Decides on which device clients are trained, and whether client actors share GPUs. Says what a machine has."""
+"""Decides on which device clients are trained, and whether client actors share GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedray.errors import UserError
 Device = Literal["cpu", "cuda"]
 
 AutoDevice = Callable[[Path], Device]
-"""A function that returns the device which ``engine.device: auto`` stands for, for a run in this folder."""
+"""A function that returns the device that ``engine.device: auto`` stands for, for a run in a folder."""
 
 
 def device_here(folder: Path) -> Device:
@@ -28,7 +28,7 @@ def device_here(folder: Path) -> Device:
 
 
 def missing_compiler(device: Device = "cpu") -> str | None:
-    """Returns what this machine lacks to compile for ``device``, or None."""
+    """Returns what this machine lacks to compile for ``device``, or None if it can."""
     if device == "cuda":
         # Triton calls a C compiler, for the code that starts its kernels
         if importlib.util.find_spec("triton") is None:
@@ -48,12 +48,12 @@ def missing_compiler(device: Device = "cpu") -> str | None:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a run finds where it is made.
+    """Answers questions about the machines of a run and about its folder.
 
-    ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``begun(folder)`` returns what was
-    decided for the run that has begun in this folder: ``compile`` and ``channels_last``, the keys of section
-    ``engine``; nothing if none has begun. ``missing_compiler(folder, device)`` returns what one of the machines
-    lacks to compile for the device, or None, also if nothing is left to do in the folder.
+    ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``begun(folder)`` returns the values
+    of ``engine.compile`` and ``engine.channels_last`` with which the run in this folder began, and an empty mapping for
+    a new run. ``missing_compiler(folder, device)`` returns what one of the machines lacks to compile for the device. It
+    returns None if nothing is missing, or if the run in the folder is finished.
     """
 
     device: AutoDevice = device_here
@@ -64,19 +64,19 @@ class Surroundings:
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
     """Returns the device that ``auto`` stands for on a Ray cluster with ``gpus`` GPUs.
 
-    If the cluster is this machine alone, torch must be able to use its GPUs. On other machines this is assumed, because
-    only a process there could tell; a client actor that then finds no usable GPU ends the run with an error.
+    If the cluster is only this machine, torch must be able to use its GPUs. For other machines this is assumed, because
+    only a process there could check it; a client actor that finds no usable GPU ends the run with an error.
     """
     return "cuda" if gpus and (torch.cuda.is_available() or not is_this_machine) else "cpu"
 
 
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
-    """Returns the device that clients are trained on, the values of ``engine`` keys that this device implies, and
-    messages for the user.
+    """Returns the device that clients are trained on, the values of ``engine`` keys that follow from it, and lines for
+    the user.
 
-    ``auto`` is asked for the device if ``engine.device`` is ``auto``. On a Ray cluster with GPUs, as many client actors
-    share each GPU as fit, unless the user says how many. Raises :class:`UserError` if the local engine is to use a GPU
-    and there is none.
+    ``auto(folder)`` returns the device if ``engine.device`` is ``auto``. On a Ray cluster with GPUs, as many client
+    actors share each GPU as fit, unless the user sets their number. Raises :class:`UserError` if the local engine
+    should use a GPU and there is none.
     """
     on_ray, device = engine.kind == "ray", engine.device
     has_share = on_ray and bool(engine.gpus_per_actor or engine.actors_per_gpu)

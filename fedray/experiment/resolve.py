@@ -1,8 +1,8 @@
 """Makes a whole experiment from a configuration, in stages.
 
-Each stage takes the configuration and the answers of stages before it, and returns an answer of its own: values, what
-the resolved configuration says for the keys that it decides, and lines for the user. What ``auto`` and null stand for
-lies with the stage that decides it.
+Each stage takes the configuration and the answers of earlier stages. Its own answer has values, settings for the
+resolved configuration, and lines for the user. Each key is decided by one stage, which also determines the values that
+``auto`` and null stand for.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def resolve(
     around: Surroundings | None = None,
     map_all: MapAll = map_arrays,
 ) -> tuple[Experiment, FederatedData]:
-    """Returns the experiment that a configuration describes, and its data, spread over the clients.
+    """Returns the experiment that a configuration describes, and its data, partitioned among the clients.
 
     Args:
-        config: what the user asks for; keys may be null or ``auto``.
-        custom: the objects that the user handed over from Python.
-        around: what the run finds where it is made; this machine unless given.
-        map_all: maps samples from files (:func:`fedray.data.storage.access.with_access`).
+        config: The user's configuration, in which keys may be null or ``auto``.
+        custom: The objects that the user passed from Python.
+        around: The machines of the run. The default is this machine.
+        map_all: Maps samples from files (:func:`fedray.data.storage.access.with_access`).
 
     Raises:
-        UserError: something in the sections doesn't exist, or doesn't fit together.
+        UserError: Something that the configuration names does not exist, or keys contradict each other.
     """
     custom, around = custom or CustomObjects(), around or Surroundings()
     check_custom(config, custom.names)
     algorithm = choose_algorithm(config, custom)
     head = choose_head(config, algorithm)
-    # before the data are read, which may take long
+    # checked before the data are read, which may take long
     if custom.model is None:
         find_model(config.model.name)
     named, upload = with_named(config, custom), named_uploads(config, algorithm)

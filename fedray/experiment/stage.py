@@ -1,4 +1,4 @@
-"""What the stages of :func:`fedray.experiment.resolve.resolve` have in common: the form of their answers."""
+"""The form of the answers of the stages of :func:`fedray.experiment.resolve.resolve`, and helpers for them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ S = TypeVar("S", bound=BaseModel)
 class Stage:
     """The answer of a stage.
 
-    ``settings`` are the keys of the configuration that it has decided, dotted, with the values that the resolved
-    configuration has for them. ``notes`` are lines for the user.
+    ``settings`` has the values in the resolved configuration of the keys that the stage decides, by dotted key.
+    ``notes`` are lines for the user.
     """
 
     settings: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Stage:
 
 
 def with_settings(section: S, settings: Mapping[str, Any]) -> S:
-    """Returns a section with other values for some of its keys, which are dotted where they are of a section in it."""
+    """Returns a section with some values replaced. Dotted keys in ``settings`` are keys of sections within it."""
     changed: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
@@ -38,10 +38,10 @@ def with_settings(section: S, settings: Mapping[str, Any]) -> S:
 
 
 def defaults_for_nulls(section: BaseModel, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the ``defaults`` whose keys are null in ``section``."""
+    """Returns the ``defaults`` of those keys that are null in ``section``."""
     return {name: value for name, value in defaults.items() if getattr(section, name) is None}
 
 
 def under(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``values`` with keys that begin with the name of their section."""
+    """Returns ``values`` with the name of their ``section`` in front of each key."""
     return {f"{section}.{name}": value for name, value in values.items()}

@@ -30,9 +30,9 @@ EXAMPLES = 16
 class TrainingStage(Stage):
     """The rounds of a run and the clients' local training.
 
-    ``algorithm`` has no null hyper-parameter left that has a default, and ``defaults`` are these, by dotted key.
-    ``transform`` is the user's function of mini-batches, if there is one. ``batch_size`` is the number of samples in
-    the largest mini-batch, and ``total_steps`` the local steps of all clients in all rounds.
+    In ``algorithm`` null hyper-parameters are replaced by their defaults, which ``defaults`` has by dotted key.
+    ``transform`` is the user's transform of mini-batches, if there is one. ``batch_size`` is the number of samples in
+    the largest mini-batch, and ``total_steps`` the number of local steps of all clients in all rounds.
     """
 
     algorithm: Algorithm
@@ -47,8 +47,8 @@ class TrainingStage(Stage):
 
 
 def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, data: FederatedData) -> TrainingStage:
-    """Returns the rounds and the local training that ``config`` describes. Raises :class:`UserError` if the cohort is
-    larger than the clients that have samples, a transform can't be used, or a schedule ends before the run."""
+    """Returns the rounds and the local training that ``config`` describes. Raises :class:`UserError` if there are fewer
+    clients with samples than a cohort needs, a transform can't be used, or a schedule ends before the run."""
     train, rounds = config.train, config.rounds
     cohort_size = _cohort_size(config, data)
     transform, notes = _transform(config, custom, data)

@@ -19,8 +19,8 @@ SAFETENSORS = ".safetensors"
 
 
 class OtherShape(UserError):
-    """Raised for a file of weights with a tensor of another shape than the model's. ``outputs`` are those of the model
-    in the file, if it is the tensor of the last layer that has another number of them; otherwise None."""
+    """A tensor in a file of weights has another shape than in the model. ``outputs`` is the number of outputs of the
+    last Linear layer in the file if it differs from the model's, and otherwise None."""
 
     def __init__(self, message: str, outputs: int | None) -> None:
         super().__init__(message)
@@ -28,22 +28,25 @@ class OtherShape(UserError):
 
 
 class Loaded(NamedTuple):
-    """What was not loaded of a file of weights: the model's tensors that ``kept`` the weights that were drawn, and the
-    file's that are ``unused``."""
+    """The names of the tensors that were not loaded: those of the model that ``kept`` their initial weights, and those
+    of the file that are ``unused``."""
 
     kept: list[str]
     unused: list[str]
 
 
 def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = "model.weights") -> Loaded:
-    """Loads initial weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that
-    were not loaded.
+    """Loads weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that were not
+    loaded.
 
-    The model keeps those of its head, if the file has none of them, and those of a classifier of ``classes`` outputs,
-    if that of the file has another number. The file may have further tensors of layers that were replaced
-    (``model.norm``, ``model.head``). With ``classes`` None there are none of both: the file must have exactly the
-    model's tensors. Raises :class:`UserError` if the file can't be read, has any other tensor, or lacks one of the
-    right name, shape (:class:`OtherShape`), type and finite numbers; ``key`` says in messages where the file was named.
+    If ``classes`` is None, the file must have exactly the model's tensors. Otherwise there are three exceptions, for
+    transfer learning. The model's head keeps its weights if the file has none for it. The last Linear layer keeps its
+    weights if it has ``classes`` outputs and the file has another number. The file may also have tensors of layers that
+    ``model.norm`` or ``model.head`` replaced, which are not used.
+
+    Raises :class:`UserError` if the file can't be read, or a tensor is missing, unknown, or has another shape
+    (:class:`OtherShape`), another type or numbers that are not finite. ``key`` is the key that names the file, for
+    messages.
     """
     try:
         tensors = _tensors_in(path)
@@ -91,8 +94,8 @@ def _kind(tensor: Tensor) -> tuple[bool, bool]:
 
 
 def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: Path, key: str) -> dict[str, Tensor]:
-    """Returns the tensors of a file by the first names of the module's. Raises :class:`UserError` if a tensor that the
-    module has under several names is there with different values."""
+    """Returns the tensors of a file by name. A tensor that the module has under several names gets the first of them.
+    Raises :class:`UserError` if the file has different values for these names."""
     found: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -104,18 +107,18 @@ def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: Path, ke
 
 
 def _tensors_in(path: Path) -> Any:
-    """Returns what a file of weights holds. It may be anything that can be read without running code."""
+    """Returns the content of a file of weights, which may be of any type that torch loads without running code."""
     if path.suffix == SAFETENSORS:
         return load_file(path)
     with warnings.catch_warnings():
-        # about the age of the format; what matters is whether the file can be read
+        # warnings about an old format do not matter as long as the file can be read
         warnings.simplefilter("ignore")
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
-    """Returns whether a tensor of this name may be of a layer in whose place ``module`` has one of the ``heads``, or
-    another normalisation layer or none."""
+    """Returns whether a tensor of this name may belong to a layer that is replaced in ``module``, by one of the
+    ``heads``, by another normalisation layer, or by none."""
     if name.startswith(tuple(heads)):
         return True
     layers = dict(module.named_modules(remove_duplicate=False))
@@ -132,8 +135,8 @@ def _other_outputs(module: nn.Module, tensors: Mapping[str, Tensor]) -> int | No
 
 
 def _classifier(module: nn.Module, classes: int | None = None) -> list[str]:
-    """Returns the names of the tensors of the model's last Linear layer, the weight first, if it has ``classes``
-    outputs; None stands for any number of them."""
+    """Returns the names of the tensors of the model's last Linear layer, the weight first. Returns none if the layer
+    does not have ``classes`` outputs, unless ``classes`` is None."""
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not layers or classes not in (None, layers[-1][1].out_features):
         return []
@@ -141,5 +144,5 @@ def _classifier(module: nn.Module, classes: int | None = None) -> list[str]:
 
 
 def _other_length(tensor: Tensor, shape: Sequence[int]) -> bool:
-    """Returns whether a tensor differs from ``shape`` in its first axis alone."""
+    """Returns whether a tensor's shape differs from ``shape`` only in the first axis."""
     return tensor.dim() == len(shape) and tensor.shape[1:] == tuple(shape[1:]) and tensor.shape[0] != shape[0]

@@ -1,7 +1,6 @@
-"""Hyper-parameter search: spaces, trials that Ray Tune runs, studies that Optuna keeps.
+"""Hyper-parameter search: :func:`tune` searches a space. Ray Tune runs the trials, and Optuna keeps the studies.
 
-:func:`tune` does all of it. It is imported when it is first used, because Optuna and Ray take time to import and the
-command line should answer before.
+:func:`tune` is imported when it is first used, so that the command line answers before Optuna and Ray have loaded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The axis on which a sweep compares its trials (rounds, bytes or FLOPs): which one it is, and how far a run has come.
+"""Chooses the axis on which a sweep compares its trials (rounds, bytes or FLOPs), and measures the progress of runs.
 
-Trials are to have done equal work when they are compared.
+Trials should have done equal work when they are compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedray.tracking import costs
 from fedray.tuning.spec import SweepSpec, read_record
 
 STEPS = 20
-"""The number of steps of a run on the axis: each is a 20th (5 %) of what a whole run of the base configuration takes.
+"""The number of steps of a run on the axis. Each is 5 % of what a whole run of the base configuration takes.
 """
 
 SAME_COST = 0.01
@@ -26,21 +26,21 @@ SAME_COST = 0.01
 
 
 class RoundCost(NamedTuple):
-    """What one round costs: the FLOPs of all clients and the server, and the bytes that are sent down and up."""
+    """The cost of one round: the FLOPs of all clients and the server, and the bytes that are sent down and up."""
 
     flops: float
     bytes: float
 
     def differs(self, other: RoundCost, axis: str) -> bool:
-        """Returns whether the two costs on ``axis`` differ relatively by more than :data:`SAME_COST`."""
+        """Returns whether the relative difference of the two costs on ``axis`` is larger than :data:`SAME_COST`."""
         return not math.isclose(getattr(self, axis), getattr(other, axis), rel_tol=SAME_COST)
 
 
 def amount(row: Any, name: str) -> Any:
-    """Returns the value of an axis, an objective or a column in ``row``; NaN if it was not recorded.
+    """Returns the value in ``row`` of the axis, objective or column ``name``, or NaN if it was not recorded.
 
-    ``row`` is a row of metrics.csv, or the whole table, which gives a series. ``bytes`` is the sum of both ways, and
-    ``rounds`` the number of the round.
+    ``row`` is a row of metrics.csv. It may also be the whole table; then the result is a series. ``bytes`` counts the
+    bytes down and up, and ``rounds`` is the number of the round.
     """
     if name == "bytes":
         return row["bytes_down"] + row["bytes_up"]
@@ -49,7 +49,7 @@ def amount(row: Any, name: str) -> Any:
 
 
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
-    """Returns how many of the :data:`STEPS` steps a run has reached, if ``row`` is its last row of metrics.csv."""
+    """Returns how many of the :data:`STEPS` steps a run has reached. ``row`` is its last row of metrics.csv."""
     return min(STEPS, whole_units(STEPS * amount(row, axis) / budget))
 
 
@@ -80,7 +80,7 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 
     ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
     all cost the same, the axis is rounds. If their FLOPs differ it is FLOPs, and if only their bytes differ it is
-    bytes. The ``objective`` is never the axis, since trials that have used equal FLOPs can't be compared by FLOPs.
+    bytes. The axis is never the ``objective``, because trials that have used equal FLOPs can't be compared by FLOPs.
     """
     found = list(others)
     for axis in ("flops", "bytes"):
@@ -92,11 +92,11 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """Returns ``spec`` with a definite axis in place of ``tune.pruner.axis=auto``.
+    """Returns ``spec`` with ``tune.pruner.axis=auto`` resolved, and lines for the user.
 
-    ``base`` is the cost of a round of the base configuration, and ``costs`` has, for each searched key, costs of rounds
-    with values of it. A sweep that has begun keeps its axis. The second value has lines for the user: one if the axis
-    makes the pruner compare trials that have done unequal work.
+    ``base`` is the cost of a round of the base configuration. ``costs`` has, for each searched key, the costs of rounds
+    with some of its values. A sweep that has begun keeps its axis. There is a line for the user if the axis makes the
+    pruner compare trials that have done unequal work.
     """
     pruner = spec.tune.pruner
     fair = axis_of_equal_work(base, [cost for each in costs.values() for cost in each], next(iter(spec.tune.objective)))
@@ -105,7 +105,7 @@ def choose_axis(
         recorded = flat(read_record(spec.folder)["tune"]) if spec.has_begun else {}
         axis = recorded.get("pruner.axis") or fair
     notes = []
-    # trials with equal FLOPs have done equal work, also if their bytes differ
+    # trials with equal FLOPs have done equal work, even if their bytes differ
     if pruner.kind != "none" and axis != fair != "rounds" and axis != "flops":
         keys = [key for key, each in costs.items() if any(base.differs(cost, fair) for cost in each)]
         notes.append(

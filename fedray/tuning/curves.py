@@ -15,13 +15,13 @@ LABELS = {"rounds": "rounds", "bytes": "bytes, down and up", "flops": "FLOPs"}
 """The label of the horizontal axis in the picture, for each axis."""
 
 DRAWN = ("complete", "pruned")
-"""The states of trials that are ranked; only these are drawn."""
+"""The states of trials that have a rank. Only their curves are drawn."""
 
 
 def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
     """Yields the table metrics.csv of each run in the folder ``trial`` that has made at least one round."""
     for path in sorted(trial.glob("seed-*/metrics.csv")):
-        # the file is empty if a process was killed while it created it
+        # the file is empty if the process was killed while creating it
         if path.stat().st_size and len(rows := read_metrics(path.parent)):
             yield rows
 
@@ -31,8 +31,8 @@ def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, ob
 
     Returns None if no trial can be drawn, or if the objective is the axis itself. ``trials`` is the table of a sweep's
     trials, the best first, ``folders`` has the folder of each, and ``name`` is the sweep's name for the title. The
-    colour of a line shows the rank of its trial, from dark (best) to light; the best trial is black, and pruned ones
-    are dashed. The title counts the trials that are not drawn, because they diverged, failed or are running.
+    colour of a line shows the rank of its trial, from dark (best) to light; the best trial is black, and lines of
+    pruned trials are dashed. The title counts the trials that are not drawn: diverged, failed or running ones.
     """
     import matplotlib.pyplot as plt
 
@@ -44,7 +44,7 @@ def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, ob
     with plt.style.context("default"):
         figure, axes = plt.subplots(figsize=(8, 5))
         seeds = 0
-        # the best trial is drawn last, above all others
+        # the best trial is drawn last, on top of the others
         for rank, place in reversed(list(enumerate(drawn))):
             runs = list(runs_of(folders[place]))
             seeds = max(seeds, len(runs))

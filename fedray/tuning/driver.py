@@ -1,4 +1,4 @@
-"""Sweeps from start to end: :func:`tune`."""
+"""Runs sweeps from start to end: :func:`tune`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SweepResult:
 
     @property
     def trials(self) -> pd.DataFrame:
-        """A table with a row for each trial: what was sampled, and what it reached.
+        """A table with a row for each trial: its sampled values and its results.
 
         :func:`fedray.tuning.report.trial_table` describes its columns.
         """
@@ -53,10 +53,10 @@ class SweepResult:
 
     @property
     def best(self) -> list[Path]:
-        """The configuration files of the best trials, for :func:`fedray.simulate`.
+        """The configuration files of the best trials, which :func:`fedray.simulate` can run.
 
-        With one objective there is one file. With several there is one for each trial on the Pareto front. The list is
-        empty if no trial has completed with finite values.
+        With one objective there is one file, with several objectives one for each trial on the Pareto front. The list
+        is empty if no trial has completed with finite values.
         """
         return sorted(self.folder.glob("best*.yaml"))
 
@@ -83,21 +83,22 @@ def tune(
 
     Args:
         space: A space file, the name of one that comes with fedray, or a mapping like a space file.
-        overrides: Texts ``key=value`` that replace keys of the base configuration or of ``tune.*``.
+        overrides: Texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. A searched key that
+            is set here is not searched.
         data, test, client_column, label_column, loss, metrics, transform, algorithm: As in :func:`fedray.simulate`.
-        model: A module, from whose weights the runs of all seeds (``tune.seeds``) start; or a class, for which each
-            seed draws other weights.
-        callbacks: Shown every run of every trial, as in :func:`fedray.simulate`. Each process of a trial has its own
-            copy of them.
-        retry_failed: Whether trials that failed run once more.
+        model: A class or function, which draws other weights for each seed (``tune.seeds``); or a module, whose weights
+            are the initial weights for all seeds.
+        callbacks: Callbacks for every run of every trial, as in :func:`fedray.simulate`. Each process that runs trials
+            has its own copy of them.
+        retry_failed: Whether trials that failed in an earlier call run once more.
         verbose: Whether to show what the command ``fedray tune`` shows.
-        view: Replaces the object that shows it.
+        view: The object that shows the progress, instead of the one that ``verbose`` selects.
 
     Returns:
         A result for each environment of the space file, or a single one if it has none.
 
     Raises:
-        fedray.UserError: Something can't be searched as asked.
+        fedray.UserError: The search is not possible as it was asked for.
 
     Example::
 
@@ -120,7 +121,7 @@ def tune(
 def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
     """Returns a connection to Ray for the sweeps.
 
-    It is made at once if any of the sweeps is new, and otherwise only when a trial is left to run.
+    If any of the sweeps is new, it connects right away, and otherwise only when a trial has to run.
     """
     is_new = any(not spec.folder.exists() for spec in specs)
     return RayStart(load(specs[0].base).engine, view.say, at_once=is_new)
@@ -134,10 +135,10 @@ def load_own(
     label_column: str = "label",
     **objects: Any,
 ) -> CustomObjects:
-    """Returns what all trials are made from: the user's objects and the data set, which is loaded once for all.
+    """Returns the custom objects from which all trials are made, with the data set, which is loaded once for all.
 
-    ``objects`` are the further ones that :func:`tune` takes. Raises :class:`UserError` if ``test`` comes without
-    ``data``, or if the data can't be loaded.
+    ``objects`` are the other custom objects that :func:`tune` takes. Raises :class:`UserError` if ``test`` comes
+    without ``data``, or if the data can't be loaded.
     """
     from fedray.data.sources.source import source_of
 
@@ -159,11 +160,11 @@ def run_sweeps(
 ) -> list[SweepResult]:
     """Runs sweeps that have the same data and engine to their end, and returns a result for each.
 
-    All trials are made from ``custom``. ``start`` is the connection to Ray, awaited when the first trial must run.
-    ``view`` shows the progress. ``retry_failed`` runs the trials that failed in an earlier call once more.
+    All trials are made from ``custom``. ``start`` is the connection to Ray, which is awaited before the first trial
+    runs. ``view`` shows the progress. With ``retry_failed``, trials that failed in an earlier call run once more.
 
-    ``further_sources`` is called with the opened sweeps, and returns further sources of trials, which run beside those
-    of the sweeps. A suite uses it to run the winner of each sweep on fresh seeds.
+    ``further_sources`` is called with the opened sweeps, and returns further sources of trials, which run in addition
+    to the sweeps' own trials. A suite uses this to run the winner of each sweep on fresh seeds.
     """
     from fedray.tuning.opening import open_sweep
     from fedray.tuning.trial_source import CombinedTrialSource
@@ -187,9 +188,9 @@ def run_sweeps(
 
 
 def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, start: RayStart, view: View) -> bool:
-    """Runs the trials of ``source``, which are those of ``sweeps`` and others.
+    """Runs the trials of ``source``, which combines ``sweeps`` and further sources.
 
-    Returns whether the user stopped them.
+    Returns whether the user interrupted them.
     """
     started_here = start.ready()
     from fedray.core.transform import SeededTransform

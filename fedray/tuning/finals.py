@@ -1,5 +1,5 @@
-"""The last part of a suite: the best trial of each sweep runs on seeds that no trial had, and is scored on the test
-set."""
+"""The final runs of a suite: the best trial of each sweep runs again on seeds that no trial used, and is evaluated on
+the test set."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Final:
-    """What runs on fresh seeds: the best trial of a sweep, as it is or with some keys changed.
+    """A configuration that runs on fresh seeds: that of a sweep's best trial, possibly with some keys changed.
 
-    ``changed`` has dotted keys with their values. ``what`` describes the change in the suite's table, and ``suffix`` in
-    the name of the folder.
+    ``changed`` has the changed values by dotted key. ``what`` describes the change in the suite's table, and ``suffix``
+    in the name of the folder.
     """
 
     spec: SweepSpec
@@ -35,13 +35,14 @@ class Final:
 
     @property
     def label(self) -> str:
-        """The name of the row in the suite's table: the name of the space file, and what was changed."""
+        """The name of the row in the suite's table: the name of the space file, and the change if there is one."""
         return f"{label_of(self.spec)}, {self.what}" if self.what else label_of(self.spec)
 
     def folder(self, trial: int) -> Path:
         """Returns the folder of the final runs of trial number ``trial``.
 
-        The number is in its name, because another trial may win if the suite is continued with more trials.
+        The number is part of the folder's name, because another trial may win if the suite is continued with more
+        trials.
         """
         name = f"trial-{trial:04d}"
         return self.spec.folder / "winners" / (f"{name}-{self.suffix}" if self.suffix else name)
@@ -59,7 +60,7 @@ def fresh_seeds(spec: SweepSpec, seeds: int) -> range:
 
 
 def is_finished(run: Path) -> bool:
-    """Returns whether the run in the folder ``run`` has completed or diverged, so that it needs not be continued.
+    """Returns whether the run in the folder ``run`` has completed or diverged, so that there is nothing to continue.
 
     Raises :class:`UserError` if its summary.json is damaged.
     """
@@ -73,9 +74,8 @@ def is_finished(run: Path) -> bool:
 class FinalRuns:
     """The source (:class:`~fedray.tuning.trial_source.TrialSource`) of the runs of a final, one for each fresh seed.
 
-    There are ``seeds`` such seeds. The source returns no run before the end of the sweep, since the best trial is not
-    known until then. A run whose folder shows that it is finished is left out. ``failures`` counts the runs that
-    failed.
+    ``seeds`` is the number of fresh seeds. The source returns no run before the end of the sweep, because only then is
+    the best trial known. Runs whose folders show that they are finished are left out. ``failures`` counts failed runs.
     """
 
     def __init__(self, sweep: Sweep, final: Final, seeds: int, view: SweepView) -> None:
@@ -97,7 +97,7 @@ class FinalRuns:
         run = merge_settings(self.sweep.base, sampled_values(self.sweep.study.best()[0]))
         run = merge_settings(run, self.final.changed) | dict(self.sweep.engine)
         run |= {"run.output": str(folder.parent), "run.name": folder.name, "run.seed": seed, "run.resume": "auto"}
-        # an infinite budget, so that no round reaches a step: nothing prunes these runs
+        # the budget is infinite, so that no round reaches a step and these runs are never pruned
         return Assignment(str(seed), [run], "train_loss", "rounds", math.inf)
 
     def report(self, key: str, message: Message) -> bool:
@@ -120,7 +120,7 @@ class FinalRuns:
         return self.final.folder(self.sweep.study.best()[0].number) / f"seed-{seed}"
 
     def _skip_finished(self) -> None:
-        """Removes the seeds that need no run: those of finished runs, and all if no trial of the sweep can win."""
+        """Removes the seeds of finished runs, or all seeds if no trial of the sweep can win."""
         if self.sweep.finished and not self.sweep.study.best():
             self.left = []
         if self.sweep.finished:

@@ -1,12 +1,12 @@
 """Keeps a sweep alive when Ray's memory monitor kills the process of a trial.
 
-If a node runs out of memory, Ray kills a process on it, and whoever waits for that process gets an OutOfMemoryError.
-Ray Tune expects a RayActorError for a process that died, and takes an OutOfMemoryError for a bug in Tune, so that it
-stops all trials. There is no public way to change this. This file is the only one of fedray that touches Tune's
-internals: it makes Tune see a RayActorError instead, and Tune then reports the trial as lost, like any other.
+If a node runs out of memory, Ray kills a process on it, and callers that wait for that process get an OutOfMemoryError.
+Ray Tune expects a RayActorError for a process that died. It takes an OutOfMemoryError for a bug in Tune and stops all
+trials. There is no public way to change this. So this file, as the only one in fedray, patches Tune's internals: Tune
+then sees a RayActorError, and reports the trial as lost like any other.
 
-With the installed version of Ray, ``tests/tuning/test_memory_monitor.py`` shows that the internals are there and that
-the error still stops Tune without this file.
+``tests/tuning/test_memory_monitor.py`` checks, with the installed version of Ray, that these internals exist and that
+the error would still stop Tune without the patch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def survive_memory_monitor() -> Iterator[None]:
         task_failed(self, tracked_actor_task, exception)
 
     def _get_default_result_or_future(self: Any) -> dict[str, Any] | None:
-        # a trial that has reported nothing yet asks its process, which may be dead, for the result to show
+        # if a trial has not reported anything yet, Tune asks its process, which may be dead, for a result to show
         try:
             return default_result(self)
         except OutOfMemoryError:

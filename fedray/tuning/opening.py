@@ -1,4 +1,4 @@
-"""Opens a sweep: checks everything about it before the first trial runs, and creates or finds its folder."""
+"""Opens a sweep: checks it completely before the first trial runs, and creates or finds its folder."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ TRIALS = 30
 """The number of trials of a sweep that is not a grid and does not set ``tune.trials``."""
 
 BASE = {"run.log_clients": False}
-"""The settings that all trials have unless the base says otherwise."""
+"""The default settings of all trials, which the base of a sweep can replace."""
 
 
 @contextlib.contextmanager
 def open_sweep(
     spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Sweep]:
-    """A context with the sweep of ``spec``, which is new or continues from what its folder has recorded.
+    """A context with the sweep of ``spec``, which is new or continues from the record in its folder.
 
-    Other processes are kept out of its folder until the context ends. ``custom`` has the data set, and ``say`` shows a
-    line. Raises :class:`UserError` if something can't be searched as asked, and if the folder belongs to another sweep
-    or another process.
+    The folder is locked against other processes until the context ends. ``custom`` has the data set, and ``say`` shows
+    a line. Raises :class:`UserError` if the search is not possible as it was asked for, or if the folder belongs to
+    another sweep or another process.
     """
     spec = _with_validation(spec, custom)
     if custom.names:
@@ -83,8 +83,8 @@ def open_sweep(
 
 
 def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
-    """Returns ``spec`` with a validation set, on which its trials are compared: a tenth of the training set unless the
-    base sets ``data.validation_samples`` or the space searches it."""
+    """Returns ``spec`` with a validation set, on which trials are compared. Its default size is a tenth of the training
+    set; the base may set ``data.validation_samples``, or the space search it."""
     assert custom.source is not None
     if "data.validation_samples" in spec.base or "data.validation_samples" in spec.raw_space:
         return spec
@@ -92,7 +92,7 @@ def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
 
 
 def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """Returns how many trials a sweep has; a grid has at most as many as there are combinations."""
+    """Returns how many trials a sweep has. A grid has no more trials than combinations."""
     if spec.sampler == "grid":
         combinations = len(spec.space.grid(base))
         return min(spec.tune.trials or combinations, combinations)
@@ -100,10 +100,10 @@ def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
 
 
 def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], list[str]]:
-    """Returns the values that are tried before any others: those of the base itself, then those that the file lists.
+    """Returns the values that are tried before any others: the base's, then those that the space file lists.
 
-    The second list has a line for the user for each that is outside the space and can't be tried. A grid has none,
-    because it tries nothing but its combinations.
+    The second list has lines for the user about values outside the space, which can't be tried. For a grid both lists
+    are empty, because it only tries its combinations.
     """
     found: list[Values] = []
     notes: list[str] = []
@@ -118,7 +118,7 @@ def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Va
 
 
 def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData) -> SweepSpec:
-    """Returns ``spec`` with an objective: unless it has one, the task's main metric on the validation set.
+    """Returns ``spec`` with an objective. The default is the task's main metric on the validation set.
 
     Raises :class:`UserError` for an objective that no trial would record.
     """
@@ -152,8 +152,8 @@ def _check_values(
 ) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
     """Checks that both ends of every range and all listed values make a possible configuration.
 
-    Returns what a round costs with each of these values, by searched key, and a digest of each model among them, by a
-    name for it. Raises :class:`UserError` for a value that can't be resolved.
+    Returns the costs of a round with these values, by searched key, and the digests of the models that are searched,
+    by name. Raises :class:`UserError` for a value that makes no possible configuration.
     """
     costs: dict[str, list[RoundCost]] = {}
     models: dict[str, str] = {}
@@ -179,7 +179,8 @@ def _resolve_with(
 
 
 def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
-    """Creates the sweep's folder with its record, or checks that it can be continued; returns the study's storage."""
+    """Creates the sweep's folder with its record, or checks that the sweep in it can be continued. Returns the storage
+    of the study."""
     is_continued = _prepare_folder(spec, record)
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
 
 
 def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
-    """Renames the sweep's folder if it starts over. Returns whether the folder holds this sweep, to be continued.
+    """Renames the folder if the sweep starts over. Returns whether the folder holds this sweep, to be continued.
 
     ``record`` is the record that the sweep would write. Raises :class:`UserError` if the folder holds something else.
     """

@@ -1,4 +1,4 @@
-"""Which trials are stopped early: Optuna's pruners within a run, and the median of the other trials between runs."""
+"""Decides which trials are stopped early, with Optuna's pruners within a run and a median rule between runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
 
     Args:
         config: The keys ``tune.pruner.*``.
-        seeds: How many runs a trial has. Each reports its objective at :data:`~fedray.tuning.axis.STEPS` steps.
+        seeds: The number of runs of a trial. Each run reports its objective at :data:`~fedray.tuning.axis.STEPS` steps.
     """
     if config.kind == "none":
         return NopPruner()
@@ -36,9 +36,9 @@ def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
 class BetweenSeeds(BasePruner):
     """A pruner for trials with several seeds.
 
-    During the first run ``within`` decides. After that a trial is only stopped at the end of a run: if the mean of its
-    runs so far is worse than the median of the other trials that have come as far. It is not stopped while there are
-    fewer than ``n_startup_trials`` of these.
+    During a trial's first run, the pruner ``within`` decides. Later the trial is stopped only at the end of a run, if
+    the mean over its runs so far is worse than the median of the other trials after as many runs. At least
+    ``n_startup_trials`` other trials must have come that far.
     """
 
     def __init__(self, within: BasePruner, n_startup_trials: int) -> None:

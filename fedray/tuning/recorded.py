@@ -1,4 +1,4 @@
-"""Compares the record in a sweep's folder with the sweep that is asked for."""
+"""Compares the record in a sweep's folder with a sweep that should continue in it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "r
 
 
 def check_record(spec: SweepSpec) -> None:
-    """Raises :class:`UserError` if the folder of ``spec`` holds another sweep, because a report on it would be wrong.
+    """Raises :class:`UserError` if the folder of ``spec`` holds another sweep, about which a report would be wrong.
 
-    A folder without a record passes.
+    A folder without a record is accepted.
     """
     if not (spec.folder / RECORD).exists():
         return
@@ -39,7 +39,7 @@ def check_record(spec: SweepSpec) -> None:
 
 
 def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
-    """Returns ``spec`` with the objective that its sweep had, where the space file leaves it to the task."""
+    """Returns ``spec`` with the objective in the record of its sweep if the space file does not set one."""
     if spec.tune.objective or not (spec.folder / RECORD).exists():
         return spec
     recorded = read_record(spec.folder)["tune"].get("objective") or {}
@@ -47,26 +47,26 @@ def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
 
 
 def objective_of(spec: SweepSpec) -> str | None:
-    """Returns the first objective of a sweep; None if that is left to the task, and the sweep has not begun."""
+    """Returns the first objective of a sweep. Returns None if the space file sets none and the sweep has not begun."""
     return next(iter(with_recorded_objective(spec).tune.objective), None)
 
 
 def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns the keys in which two records differ such that the sweeps can't be the same one; empty if they can."""
+    """Returns the keys that show that two records are not of the same sweep. The list is empty if they may be."""
     a, b = (dict(each["tune"]) for each in (old, new))
-    # they are compared as texts, because for Optuna 1 is not 1.0, and the order of objectives or values matters
+    # compared as texts, because Optuna distinguishes 1 from 1.0, and the order of objectives or values matters
     tune = [
         f"tune.{key}"
         for key in TuneConfig.model_fields
         if key not in MAY_CHANGE and json.dumps(a.get(key)) != json.dumps(b.get(key))
     ]
     others = [key for key in ("spaces", "first") if json.dumps(old.get(key)) != json.dumps(new.get(key))]
-    # keys_that_differ allows more rounds, as a run may be made longer; the trials of a sweep may not
+    # keys_that_differ accepts more rounds, because a run may be extended; the trials of a sweep may not
     rounds = ["run.rounds"] if old["base"].get("run.rounds") != new["base"].get("run.rounds") else []
     inputs = names_that_differ(old.get("inputs", new["inputs"]), new["inputs"])
     return [*tune, *others, *rounds, *keys_that_differ(expand(old["base"]), expand(new["base"])), *inputs]
 
 
 def list_keys(keys: Sequence[str]) -> str:
-    """Returns the first six of ``keys`` as a part of a sentence: ``tune.seeds, run.rounds differ``."""
+    """Returns the first six ``keys`` as a part of a sentence, such as ``tune.seeds, run.rounds differ``."""
     return f"{', '.join(keys[:6])} differ{'s' if len(keys) == 1 else ''}"

@@ -1,4 +1,4 @@
-"""Tables and pictures of what a sweep has found, made from the files in its folder."""
+"""Makes tables and pictures of a sweep's results from the files in its folder."""
 
 from __future__ import annotations
 
@@ -31,21 +31,29 @@ STATES = {
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "running",
 }
-"""The names of the states of trials that have been handed out. For Optuna, trials that diverged are complete."""
+"""The names of the states of trials that have been started. For Optuna, trials that diverged are complete."""
 
 LEAST_TRIALS = 8
 """The number of complete trials below which the importance of keys is not estimated."""
 
 
 def trial_table(folder: Path) -> pd.DataFrame:
-    """Returns a table with a row for each trial of the sweep in ``folder`` that has been handed out.
+    """Returns a table with a row for each trial of the sweep in ``folder`` that has been started.
 
-    Its columns are ``trial``, the number; ``state``: complete, diverged, pruned, failed or running; the final value of
-    each objective; the sampled value of each searched key; and ``seconds``, the sum over the trial's runs. The
-    following are means over its runs: ``rounds``, ``bytes`` (both ways) and ``flops`` of the whole run; for the first
-    objective, ``best`` (its best value in any round), ``best_round`` and ``mean`` (over the rounds, that is the area
-    under its curve); and ``bytes_to_<target>`` for each of run.targets, the bytes until the validation metric reached
-    it, empty if it did not. ``error`` is the last line of the error of a trial that failed.
+    Columns:
+
+    - ``trial``: its number; ``state``: complete, diverged, pruned, failed or running.
+    - the final value of each objective, and the sampled value of each searched key.
+    - ``seconds``: the sum over the trial's runs.
+    - ``error``: the last line of the error, if the trial failed.
+
+    Further columns are means over the trial's runs:
+
+    - ``rounds``, ``bytes`` (down and up) and ``flops`` of the whole run.
+    - ``best``, ``best_round``: the best value of the first objective, and its round; ``mean``: the objective's mean
+      over the rounds, that is, the area under its curve.
+    - ``bytes_to_<target>`` for each of run.targets: the bytes until the validation metric reached the target; empty if
+      it did not.
     """
     (spec,) = read_sweeps(folder)
     return _table(spec, study_of(spec))
@@ -99,7 +107,7 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, Any]:
 def write_report(spec: SweepSpec) -> list[Path]:
     """Writes tables (trials.csv, trials.md, importance.csv) and pictures to ``report/`` in the sweep's folder.
 
-    Returns the paths of the files. A picture or table that needs more trials than there are is left out.
+    Returns the paths of the files. Pictures and tables that need more trials than there are are left out.
     """
     import matplotlib
 
@@ -154,9 +162,9 @@ def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
 
 
 def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str, optuna.Study]]:
-    """Yields, for each objective, a study with only this one and without trials that have no finite value of it.
+    """Yields each objective with a study of this objective alone, without trials whose value is missing or not finite.
 
-    Optuna's pictures are of one objective, and can't show a value that is infinite or missing.
+    Optuna's pictures show one objective, and can't show infinite or missing values.
     """
     for position, objective in enumerate(spec.tune.objective):
         copy = optuna.create_study(direction=study.directions[position])
@@ -177,10 +185,10 @@ def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str,
 
 
 def _importances(study: optuna.Study) -> dict[str, float]:
-    """Returns, by searched key, how much the key matters for the one objective of ``study``, by PED-ANOVA.
+    """Returns the importance of each searched key for the objective of ``study``, computed by PED-ANOVA.
 
     Keys that some complete trials lack, or that have the same value in all of them, are left out. The result is empty
-    for fewer than :data:`LEAST_TRIALS` complete trials, and if Optuna finds their values too few or too alike.
+    if there are fewer than :data:`LEAST_TRIALS` complete trials, or if Optuna finds too few different values.
     """
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     searched = [key for key in complete[0].params if all(key in t.params for t in complete)] if complete else []
@@ -195,13 +203,13 @@ def _importances(study: optuna.Study) -> dict[str, float]:
 
 
 def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the axes of those of Optuna's pictures that can be drawn."""
+    """Yields the name and axes of each of Optuna's pictures that this study allows."""
     from optuna.visualization import matplotlib as draw
 
     yield "history", draw.plot_optimization_history(study, target_name=objective)
     if any(trial.params for trial in study.trials if trial.state == TrialState.COMPLETE):
         yield "slices", draw.plot_slice(study, target_name=objective)
-    # they come in the order of their importance
+    # the keys come in the order of their importance
     keys = list(importances)
     if keys:
         evaluator = PedAnovaImportanceEvaluator()
@@ -213,7 +221,7 @@ def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: 
 def save_figure(figure: Any, path: Path) -> Path:
     """Writes ``figure`` to ``path``, closes it and returns the path.
 
-    A process that is killed meanwhile leaves the old picture there.
+    If the process is killed while writing, an earlier picture stays as it was.
     """
     import matplotlib.pyplot as plt
 

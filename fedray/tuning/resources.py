@@ -1,4 +1,4 @@
-"""Finds out which resources a trial needs, and how many trials fit on the cluster side by side."""
+"""Determines which resources a trial needs, and how many trials fit on the cluster at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALLEST = 0.0001
 
 HERE = 0.001
 """A trial's share of the resource ``node:<address>``, of which each node has 1. It keeps the processes of trials on
-this node, because its disk has the sweep's folder."""
+this node, whose disk has the sweep's folder."""
 
 
 def engine_of_trials(
@@ -33,10 +33,10 @@ def engine_of_trials(
 ) -> dict[str, Any]:
     """Returns the settings ``engine.*`` of all trials, as dotted keys. ``base`` has the keys that the user set.
 
-    Unless the user set ``engine.kind``, a trial is one process on a cluster of one node; on several nodes it is a
-    server on this one and one client actor on any. With ``engine.kind=ray`` and ``engine.actors=auto``, the client
-    actors of the ``max_concurrent_trials`` trials that run together fill the cluster (None means one trial). Raises
-    :class:`UserError` for settings that have no meaning in a sweep.
+    If the user did not set ``engine.kind``, a trial is a single process on a cluster of one node. On a cluster of
+    several nodes it is a server on this node and a client actor on any node. With ``engine.kind=ray`` and
+    ``engine.actors=auto``, the client actors of the ``max_concurrent_trials`` concurrent trials (None means one) fill
+    the cluster. Raises :class:`UserError` for settings that have no meaning in a sweep.
     """
     several = len([node for node in ray.nodes() if node["Alive"]]) > 1
     kind = base.get("engine.kind") or ("ray" if several else "local")
@@ -66,9 +66,9 @@ def engine_of_trials(
 
 
 def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
-    """Returns a line for the user if the cluster has ``gpus`` GPUs that the trials will not use; else None.
+    """Returns a line for the user if the cluster has GPUs (``gpus``) that the trials will not use, and else None.
 
-    ``engine.device=auto`` takes no GPU in a sweep, because it is not known how many trials can share one.
+    In a sweep ``engine.device=auto`` uses no GPU, because it is not known how many trials can share one.
     """
     if not gpus or engine.device != "auto" or _share(engine)["GPU"]:
         return None
@@ -103,10 +103,10 @@ def _share(engine: EngineConfig) -> dict[str, float]:
 
 
 def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[int, str | None]:
-    """Returns how many trials run side by side, and a line for the user if that is fewer than ``asked``.
+    """Returns how many trials run at the same time, and a line for the user if these are fewer than ``asked``.
 
-    With None as ``asked`` there is no limit but the cluster. Raises :class:`UserError` if not even one fits on a
-    cluster that was ``started_here``, because no node can join it.
+    If ``asked`` is None, as many run as fit on the cluster. Raises :class:`UserError` if not even one fits on a
+    cluster that was ``started_here``, which no node can join.
     """
     total, free = ray.cluster_resources(), ray.available_resources()
     fits = _fitting([node["Resources"] for node in ray.nodes() if node["Alive"]], bundles)

@@ -49,16 +49,16 @@ SETTINGS = {
 """The settings of Tune that are environment variables."""
 
 MAX_RESTARTS = 3
-"""How often a trial is started again after its process died, before it counts as failed."""
+"""How often a trial is restarted after its process died. After that it counts as failed."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What the processes of all trials are sent.
+    """The objects that the processes of all trials receive.
 
-    ``source`` is the data set in the object store, and ``custom`` has the user's objects. ``path`` has the
-    folders with the user's modules. ``directory`` is the driver's working directory, to which paths in a configuration
-    are relative. When the file ``stop_file`` appears, each trial on this node ends after the round that it is in.
+    ``source`` is the data set in the object store, and ``custom`` has the user's objects. ``path`` lists the folders
+    with the user's modules. ``directory`` is the driver's working directory, to which paths in a configuration are
+    relative. When the file ``stop_file`` appears, each trial on this node ends after the round in progress.
     """
 
     source: StoredSource
@@ -69,11 +69,10 @@ class Shared:
 
 
 class TrialActor(tune.Trainable):
-    """The process of a trial, which Tune may use for one trial after another. Each step returns one message of the
-    trial.
+    """The process of a trial, which Tune may reuse for further trials. Each step returns one message of the trial.
 
-    Tune's API of functions would need no thread of ours, but it waits no longer than 2 s for a trial that it stops, so
-    that a pruned run could lose its last records.
+    Tune's function API would need no thread of our own. But it waits only 2 s for a trial that it stops, so that a
+    pruned run could lose its last records.
     """
 
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
@@ -89,7 +88,7 @@ class TrialActor(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         message = self._trial.next_message()
-        # the message is in a list, because Tune would flatten a dict or a tuple with fields
+        # the message is in a list, because Tune would flatten a dict or a named tuple
         return {"messages": [message], "done": isinstance(message, TrialEnd)}
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
@@ -104,7 +103,7 @@ class TrialActor(tune.Trainable):
 class SourceSearcher(Searcher):
     """A Tune searcher that suggests the trials of a source.
 
-    An assignment whose process died is suggested again, at most ``max_restarts`` times; after that its trial has
+    An assignment whose process died is suggested again, at most ``max_restarts`` times; then its trial counts as
     failed. While ``stopping`` is set, no further trials are suggested.
     """
 
@@ -136,7 +135,7 @@ class SourceSearcher(Searcher):
             self.running.pop(trial_id, None)
 
     def trial_died(self, trial_id: str, error: str) -> None:
-        """Suggests a trial again, or reports that it failed, after its process died or could not be set up.
+        """Handles a trial whose process died or could not be set up: queues it again, or reports that it failed.
 
         The first line of ``error`` says why.
         """
@@ -157,15 +156,16 @@ class SourceSearcher(Searcher):
 
 
 class Interrupted(Exception):
-    """The user asked for an end, and all trials have stopped after the round that they were in, with a checkpoint."""
+    """The user interrupted the sweep, and all trials have stopped after the round in progress, with a checkpoint."""
 
 
 class SourceStopper(Stopper, tune.Callback):
-    """Tells the source what its trials report and which of them died, and decides when trials, or all of Tune, stop.
+    """Passes the reports and deaths of trials to the source, and decides when a trial or all of Tune stops.
 
-    Tune asks it whether a trial stops, at each message, and about ten times a second whether all do. All stop if the
-    source raises; if no trial could start for ``start_timeout`` seconds; or if ``stopping`` is set and the trials,
-    which the file ``stop_file`` tells of it, have ended. ``error`` is what the caller must then raise.
+    Tune asks at each message whether the trial stops, and about ten times a second whether all trials do. All stop if
+    the source raises, or if no trial could start for ``start_timeout`` seconds. If ``stopping`` is set, the file
+    ``stop_file`` tells the trials to end, and Tune stops when they have. Then ``error`` is the exception that the
+    caller must raise.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class SourceStopper(Stopper, tune.Callback):
         try:
             return self.searcher.source.report(self.searcher.running[trial_id].key, result["messages"][0])
         except Exception as error:
-            # Tune would raise a TuneError that has this one only as a text
+            # Tune would raise a TuneError that has this error only as a text
             self.error = self.error or error
             return True
 
@@ -239,7 +239,7 @@ def run_trials(
         max_concurrent_trials: How many trials run at the same time.
         custom: The data set and the user's objects, from which all trials are made.
         start_timeout: Seconds after which the sweep ends if no trial could be started.
-        stopping: When it is set, the trials stop after the round that they are in.
+        stopping: When it is set, the trials stop after the round in progress.
 
     Raises:
         UserError: No trial could be started.

@@ -16,7 +16,7 @@ COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "wall_se
 """The costs that ``tune.objective`` may name: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
 
 KNOWN = ("validation_accuracy", "train_loss", "train_accuracy", *COSTS)
-"""The names that ``tune.objective`` may have in any task. A task with another main metric has that one's too."""
+"""The names that ``tune.objective`` may have in any task. With another main metric, its columns are possible too."""
 
 OF_THE_TEST_SET = (
     "test_",
@@ -33,7 +33,8 @@ the test set."""
 
 
 class PrunerConfig(Section):
-    """Which trials are stopped early because they do badly. The names are those of Optuna's and Ray Tune's pruners."""
+    """Which trials are stopped early because their results are bad. The names are those of Optuna's and Ray Tune's
+    pruners."""
 
     kind: Literal["none", "asha", "median", "hyperband"] = Field(
         "none", description="which trials stop early: asha (successive halving), median (worse than it), or hyperband"
@@ -103,7 +104,7 @@ class TuneConfig(Section):
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     """Returns the mapping at ``key`` of ``values``; an empty one if the key is missing.
 
-    Raises :class:`UserError`, which begins with ``where``, if there is something else than a mapping.
+    Raises :class:`UserError`, which begins with ``where``, if the value is not a mapping.
     """
     found = values.get(key) or {}
     if not isinstance(found, Mapping):
@@ -114,8 +115,8 @@ def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any
 def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneConfig:
     """Returns the section ``tune`` of a file (``of_file``), checked. Keys in ``overrides`` replace those of the file.
 
-    An objective that is a name alone is maximised if it is an accuracy or an F1, and minimised otherwise. Raises
-    :class:`UserError` for a wrong key or value; it begins with ``where``, which names the file.
+    An objective without a direction is maximised if it is an accuracy or an F1 score, and minimised otherwise. Raises
+    :class:`UserError` for a wrong key or value. Its message begins with ``where``, which names the file.
     """
     written = expand(section({"tune": of_file}, "tune", where))
     objective = overrides.get("objective", written.get("objective"))

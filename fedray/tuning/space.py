@@ -71,7 +71,7 @@ class Parameter:
         return int(value) if self.kind == "int" else float(value)
 
     def stored(self, value: Any) -> Any:
-        """Returns ``value`` in the form in which Optuna records it. Raises ValueError if it is not in the space."""
+        """Returns ``value`` in the form that Optuna records. Raises ValueError if it is not in the space."""
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -104,7 +104,7 @@ class Space:
         return chosen
 
     def stored(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> Values:
-        """Returns one configuration in the form in which Optuna queues it, to be tried next.
+        """Returns the values of a configuration in the form in which Optuna queues it as a trial.
 
         Keys that ``values`` leaves out are taken from ``base``. Raises ValueError if a value is outside the space.
         """
@@ -116,16 +116,16 @@ class Space:
         return found
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
-        """Yields values that must all be possible: both ends of each range and each value of a list, one key at a time.
+        """Yields values to check: both ends of each range and each value of each list, one key at a time.
 
-        The other keys are as in ``base``, except where the key's conditions need something else.
+        The other keys are as in ``base``, except for those that the key's conditions require to be different.
         """
         for parameter in self.parameters:
             for value in parameter.values or (parameter.low, parameter.high):
                 yield {**self._needed(parameter, base), parameter.key: value}
 
     def _needed(self, parameter: Parameter, base: Mapping[str, Any]) -> Values:
-        """Returns the values that other keys must have for ``parameter`` to be searched, where ``base`` has others."""
+        """Returns the values that keys of ``base`` must be changed to so that ``parameter`` is searched."""
         needed: Values = {}
         if not parameter.active(base):
             for key, values in parameter.when:
@@ -153,9 +153,9 @@ class Space:
 
 
 def read_space(described: Mapping[str, Any], where: str = "") -> Space:
-    """Returns the space that ``described`` means, a mapping as in the docstring of this module.
+    """Returns the space that ``described``, a mapping as in the docstring of this module, describes.
 
-    Raises :class:`UserError` with one line that begins with ``where``.
+    Raises :class:`UserError` with one line that begins with ``where`` if the description is wrong.
     """
     if not isinstance(described, Mapping) or not described:
         raise UserError(f"{where}: give at least one key to search, as in algorithm.mu: {{loguniform: [0.001, 1]}}")
@@ -218,7 +218,7 @@ def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any)
 
 
 def _decimal(value: float) -> Decimal:
-    """Returns a number as it is written: 0.1, not the binary fraction next to it."""
+    """Returns a number in decimals as it is written: 0.1 itself, not the nearest binary fraction."""
     return Decimal(str(value))
 
 

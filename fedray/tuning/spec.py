@@ -27,23 +27,24 @@ from fedray.usercode.importing import short_name
 
 PACKAGE = Path(__file__).parent.parent
 SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (each / "tune_spaces").is_dir())
-"""The folder of the space files that come with fedray: in the package if it is installed, beside it in a checkout."""
+"""The folder of the space files that come with fedray. It is in an installed package, and beside it in a checkout."""
 
 RECORD = "sweep.yaml"
-"""The file in a sweep's folder that says what the sweep does. It is a space file too."""
+"""The file in a sweep's folder that records what the sweep does. It has the form of a space file."""
 
 DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
-"""The keys that a sweep sets itself for each trial, so that a space file must not."""
+"""The keys that the sweep itself sets for each trial. A space file must not set them."""
 
 OF_ALL_TRIALS = (
     "data.source", "data.root", "data.variant", "data.normalization", "data.image_size", "data.target_column",
     "data.client_column", "data.input_columns", "engine.",
 )  # fmt: skip
-"""The keys, or beginnings of keys, that can't be searched: all trials have the same data and run on the same resources.
+"""The keys, or beginnings of keys, that can't be searched, because all trials share the same data and resources.
 """
 
 LONGEST_NAME = 150
-"""The number of bytes that each part of a sweep's name may have. It names a folder, and runs append to it."""
+"""The number of bytes that each part of a sweep's name may have. It becomes the name of a folder, to which runs append.
+"""
 
 ALTERNATIVES = (
     ("run.rounds", "run.iterations"),
@@ -57,8 +58,8 @@ ALTERNATIVES = (
 class SweepSpec:
     """One sweep, as its space file describes it.
 
-    ``base`` is a configuration with dotted keys. ``raw_space`` is the space ``tune.space`` as the file has it, and
-    ``first`` has the values that the file wants tried first.
+    ``base`` is a configuration with dotted keys. ``raw_space`` is the chosen space (``tune.space``) as it stands in the
+    file, and ``first`` has the values that are to be tried first.
     """
 
     name: str
@@ -73,11 +74,11 @@ class SweepSpec:
 
     @property
     def sampler(self) -> str:
-        """The name of the sampler, also where ``tune.sampler`` is not set."""
+        """The name of the sampler: ``tune.sampler``, or its resolved default."""
         return self.tune.sampler or ("grid" if self.space.is_grid else "tpe")
 
     def record(self) -> dict[str, Any]:
-        """Returns the sweep as the content of a space file, from which the same sweep is read again."""
+        """Returns the content of a space file from which the same sweep can be read again."""
         tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
         return {
             "base": dict(self.base),
@@ -92,7 +93,7 @@ class SweepSpec:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the folder holds a sweep that is to be continued."""
+        """Whether the folder holds a sweep that will be continued."""
         return self.tune.resume is not False and (self.folder / RECORD).exists()
 
     def trial_folder(self, number: int) -> Path:
@@ -108,10 +109,10 @@ def known_spaces() -> dict[str, Path]:
 def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
     """Returns the sweeps that a space file describes: one, or one for each of its environments.
 
-    ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. If it is a
-    sweep's folder, the sweep in it is read; if it is a folder of such folders, all of them are. ``overrides`` are texts
-    ``key=value`` for the base or for ``tune.*``; a key that one of them sets is not searched. Raises :class:`UserError`
-    if something is wrong in the file or the overrides.
+    ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
+    be a sweep's folder, or a folder that holds folders of sweeps; then the sweeps are read from their records.
+    ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is not searched. Raises
+    :class:`UserError` if there is a mistake in the file or the overrides.
     """
     overrides = list(overrides)
     path = None
@@ -174,7 +175,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain_values(values: Any) -> Any:
-    """Returns a mapping from Python with plain lists and numbers where it has NumPy's."""
+    """Returns a mapping from Python with NumPy's arrays and numbers replaced by plain lists and numbers."""
     if isinstance(values, Mapping):
         return {key: _plain_values(value) for key, value in values.items()}
     if isinstance(values, Sequence) and not isinstance(values, str):
@@ -192,10 +193,9 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
-    """Returns the file that ``name`` means: the record of the sweep in that folder, the file at that path, or one of
-    ``known``.
+    """Returns the file that ``name`` means: the record in a sweep's folder, the file at a path, or one of ``known``.
 
-    Raises :class:`UserError` if there is none; ``what`` is the error's word for what was looked for.
+    Raises :class:`UserError` if there is no such file. ``what`` is the message's word for it.
     """
     path = Path(name)
     if (path / RECORD).is_file():
@@ -217,8 +217,8 @@ def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) 
 def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
     """Returns the section ``base`` of a space file as dotted keys.
 
-    If ``base`` is a text, it names a config file, which is looked for beside the space file at ``path`` and then in the
-    working directory.
+    A text ``base`` names a config file. It is looked for beside the space file at ``path``, and then in the working
+    directory.
     """
     if isinstance(base, str):
         beside = path.parent / base if path else Path(base)
@@ -233,15 +233,15 @@ def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
 
 
 def first_seed(settings: Mapping[str, Any]) -> int:
-    """Returns run.seed of a configuration with dotted keys. The other keys are not checked, and need not go
-    together."""
+    """Returns run.seed of a configuration with dotted keys. The other keys are not checked and may contradict each
+    other."""
     return load({"run.seed": settings.get("run.seed") or 0}).run.seed
 
 
 def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``base`` with its values replaced by those of ``by``.
+    """Returns ``base``, updated with the values of ``by``.
 
-    A key of :data:`ALTERNATIVES` also replaces the other one of its pair: run.iterations removes run.rounds.
+    A key of :data:`ALTERNATIVES` also removes the other key of its pair: run.iterations removes run.rounds.
     """
     replaced = {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if by.get(key) is not None}
     return {key: value for key, value in base.items() if key not in replaced} | dict(by)
@@ -250,8 +250,8 @@ def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, 
 def _environments(
     listed: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields a label and the keys of each environment: every combination of the ``listed`` values, without the keys in
-    ``fixed``. A file without environments has one, whose label is empty and which sets nothing."""
+    """Yields a label and the settings of each environment: every combination of the ``listed`` values, without the keys
+    in ``fixed``. If there are no environments, it yields one with an empty label and no settings."""
     free = {str(key): values for key, values in listed.items() if key not in fixed}
     for key, values in free.items():
         if not isinstance(values, list) or not values:
@@ -261,7 +261,7 @@ def _environments(
     for values in itertools.product(*free.values()):
         environment = dict(zip(free, values, strict=True))
         _same_for_all(environment, f"{where}environments")
-        # the label becomes a folder's name, and must not hold what a shell or key=value would take apart
+        # the label becomes a folder's name, and must not have characters that a shell or key=value treats specially
         label = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in environment.items())
         yield plain(label), environment
 
@@ -278,8 +278,8 @@ def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
 
 
 def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``base`` with run.iterations instead of run.rounds if local steps are searched, because with the same
-    number of rounds, trials of more local steps would train for longer."""
+    """Returns ``base`` with run.iterations instead of run.rounds if local steps are searched. With equal numbers of
+    rounds, trials with more local steps would train for longer."""
     if "train.local_steps" not in raw_space or base.get("run.iterations") is not None:
         return base
     config = load(base)

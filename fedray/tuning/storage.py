@@ -1,4 +1,4 @@
-"""Opens the storage of studies: a journal in the sweep's folder, or any storage of Optuna's by its URL."""
+"""Opens the storage of studies: a journal in the sweep's folder, or any Optuna storage by its URL."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tuning.spec import SweepSpec
 
 JOURNAL = "study.journal"
-"""The file of a study in its sweep's folder, unless ``tune.storage`` names another place."""
+"""The default file of a study, in its sweep's folder. ``tune.storage`` can name another place."""
 
 
 def study_name(spec: SweepSpec) -> str:
     """Returns the name of a sweep's study in its storage.
 
-    In a storage that the user names it is the sweep's name, because that storage may hold other studies. In the journal
-    of the sweep's folder it is always ``sweep``, because the folder may be renamed.
+    In a storage that the user names, the study has the sweep's name, because other studies may be there too. In the
+    journal of the sweep's folder it is always called ``sweep``, because the folder may be renamed.
     """
     return spec.name if spec.tune.storage else "sweep"
 
 
 @contextlib.contextmanager
 def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """A context in which other processes are kept out of a sweep's folder (:func:`fedray.tracking.lock.folder_lock`).
+    """A context in which a sweep's folder is locked against other processes (:func:`fedray.tracking.lock.folder_lock`).
 
-    Raises :class:`UserError` if another process has the folder for longer than ``patience`` seconds, or if it can't be
-    written.
+    Raises :class:`UserError` if another process holds the lock for longer than ``patience`` seconds, or if the folder
+    can't be written to.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -56,14 +56,14 @@ def open_storage(url: str) -> BaseStorage:
 def open_journal(path: Path) -> BaseStorage:
     """Returns the storage in a journal file, opened for writing; it is created if it is missing.
 
-    Only the process that holds the folder (:func:`hold_study`) may call this, because it repairs what a process that
-    was killed has left: the journal's lock, and a last line that was not written to its end. Raises :class:`UserError`
-    if the file can't be read.
+    Only the process that holds the folder's lock (:func:`hold_study`) may call this, because it repairs what a killed
+    process left behind: the journal's lock, and an incomplete last line. Raises :class:`UserError` if the file can't be
+    read.
     """
     Path(f"{path}.lock").unlink(missing_ok=True)
     if path.exists():
         with open(path, "r+b") as file:
-            # the next record would be appended to a line without an end
+            # otherwise the next record would be appended to an incomplete line
             file.truncate(file.read().rfind(b"\n") + 1)
             os.fsync(file.fileno())
     return _journal(path)
@@ -90,7 +90,7 @@ def has_study(storage: BaseStorage, name: str) -> bool:
 
 
 def study_of(spec: SweepSpec) -> optuna.Study:
-    """Returns the study of a sweep, which must only be read: another process may be writing it.
+    """Returns the study of a sweep for reading only, because another process may be writing it.
 
     Raises :class:`UserError` if there is none, or if it can't be read.
     """

@@ -1,7 +1,6 @@
-"""A sweep's record: an Optuna study that one process writes.
+"""A sweep's record of its trials: an Optuna study that only one process writes.
 
-Each fact is written once. Trials that were running when the process died are handed out again, with the values that
-they had.
+Each fact is written once. Trials that were running when the process died are started again with the same values.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 """The states of trials that will not be continued."""
 
 VALUES, ERROR = "values", "error"
-"""User attributes of a trial: the sampled values as JSON, and why the trial failed."""
+"""The names of a trial's user attributes: the sampled values as JSON, and the reason why the trial failed."""
 
 
 class AskedTrial(NamedTuple):
-    """A trial that the study wants run: its number in the study, and a value for each searched key."""
+    """A trial that is to be run: its number in the study, and a value for each searched key."""
 
     number: int
     values: Values
@@ -42,8 +41,8 @@ class Study:
     """The search of one space, kept in the study ``name`` of ``storage``; an existing study is continued.
 
     ``base`` has the keys that are not searched. ``directions`` says for each objective whether to maximize or minimize
-    it. ``first`` has values that are tried before any others. ``population`` is the size of a generation of NSGA-II,
-    whose first one is drawn at random. Raises ValueError if values of ``first`` are outside the space.
+    it. ``first`` has values that are tried before any others. ``population`` is the size of a generation of NSGA-II;
+    the first generation is drawn at random. Raises ValueError if values of ``first`` are outside the space.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Study:
         self._running: dict[int, Trial] = {}
         self._interrupted = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
         grid = space.grid(base) if sampler == "grid" else []
-        # a process that was killed may have queued some of these values, but not all
+        # a killed process may have queued only some of these values
         queued = [trial.system_attrs.get("fixed_params") for trial in self.trials]
         for values in (*first, *grid):
             if (stored := space.stored(values, base)) not in queued:
@@ -79,7 +78,7 @@ class Study:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """All trials by number, with those that are still queued."""
+        """All trials by number, including those that are still queued."""
         return self._study.get_trials(deepcopy=False)
 
     def best(self) -> list[FrozenTrial]:
@@ -90,13 +89,14 @@ class Study:
         return sum(trial.state in states for trial in self.trials)
 
     def ask(self) -> AskedTrial:
-        """Returns the next trial: one that was running when an earlier process died, else a queued or a new one."""
+        """Returns the next trial: one that was running when an earlier process died, else a queued one, else a new
+        one."""
         if self._interrupted:
             frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
         else:
-            # each trial has a sampler with another seed: with one seed for all, a process that continues the study
-            # would draw the same values again
+            # each trial has a sampler with another seed, because with one seed for all, a process that continues the
+            # study would draw the same values again
             self._study.sampler = self._make_sampler(len(self.trials))
             trial = self._study.ask()
         # for an interrupted trial Optuna returns the values that it has recorded
@@ -108,7 +108,7 @@ class Study:
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
         """Records the intermediate ``value`` of a running trial at each of ``steps``.
 
-        Returns whether the trial should be pruned. Steps that are recorded already keep their value.
+        Returns whether the trial should be pruned. Steps that are recorded already keep their values.
         """
         trial = self._running[number]
         # a trial that continued from a checkpoint may report steps that are recorded already
@@ -146,18 +146,18 @@ class Study:
         return [trial for trial in failed if trial.number not in again]
 
     def retry_failed(self) -> int:
-        """Queues the values of each trial in ``failed`` once more, as a new trial. Returns how many there are."""
+        """Queues the values of each trial in ``failed`` as a new trial. Returns how many trials were queued."""
         failed = self.failed
         for trial in failed:
             self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
         return len(failed)
 
     def wanted(self, trials: int) -> int:
-        """Returns how many trials a sweep of ``trials`` has in all: each retry of a failed trial is one more."""
+        """Returns the total number of trials of a sweep of ``trials`` trials, to which each retry adds one."""
         return trials + sum("retries" in trial.user_attrs for trial in self.trials)
 
     def left(self, trials: int) -> int:
-        """Returns how many trials of a sweep of ``trials`` :meth:`ask` has still to hand out."""
+        """Returns how many trials :meth:`ask` must still return in a sweep of ``trials`` trials."""
         begun = len(self.trials) - self.count(TrialState.WAITING)
         return max(0, self.wanted(trials) - begun) + len(self._interrupted)
 
@@ -175,22 +175,23 @@ class Study:
 
 
 def sampled_values(trial: FrozenTrial) -> Values:
-    """Returns the values that were sampled for a trial which has been handed out."""
+    """Returns the values that were sampled for a trial that has been started."""
     return dict(json.loads(trial.user_attrs[VALUES]))
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns the best trial, or of several objectives the trials on the Pareto front, as Optuna finds them.
+    """Returns the best trial, or with several objectives the trials on the Pareto front.
 
-    Of equally good trials the first one is the best. The list is empty while no trial has completed with finite values.
+    The first of equally good trials counts as the best. The list is empty while no trial has completed with finite
+    values.
     """
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         return []
-    # study.best_trials would do for one objective too, but it copies all trials
+    # study.best_trials works for one objective too, but copies all trials
     best = [study.best_trial] if len(study.directions) == 1 else study.best_trials
     return [trial for trial in best if is_finite(trial)]
 
 
 def is_finite(trial: FrozenTrial) -> bool:
-    """Returns whether all values of a completed trial are finite; those of a trial that diverged are not."""
+    """Returns whether all values of a completed trial are finite, which they are not if the trial diverged."""
     return all(map(math.isfinite, trial.values))

@@ -11,10 +11,10 @@ baseline: fedavg                                 # the others are compared with 
 seeds: 3                                         # on so many fresh seeds the winners run again
 tune: {trials: 8}                                # the keys of TuneConfig, for each algorithm
 
-The hyper-parameters of an algorithm itself, that is ``algorithm.*`` and those of the optimizers
-(:data:`OF_OPTIMIZERS`), are set or searched as its space file says, unless the suite sets or searches the key for
-all. All other keys are taken from the suite alone: data, model, rounds, local work, cohort and batch size. Model head,
-weighting and public set are the same for all, so that nothing but the algorithm differs (:func:`_share_settings`).
+An algorithm's space file sets or searches the hyper-parameters of the algorithm, ``algorithm.*``, and of the optimizers
+(:data:`OF_OPTIMIZERS`), except for keys that the suite sets or searches for all algorithms. All other keys come from
+the suite alone: data, model, rounds, local work, cohort and batch size. Model head, weighting and public set are the
+same for all, so that only the algorithm differs (:func:`_share_settings`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fedray.tuning.sweep import Sweep
 
 SUITE_RECORD = "suite.yaml"
-"""The file in a suite's folder by which it is known."""
+"""The file that marks the folder of a suite."""
 
 OF_OPTIMIZERS = (
     "train.lr", "train.server_lr", "train.momentum", "train.nesterov", "train.weight_decay",
@@ -64,9 +64,9 @@ OF_OPTIMIZERS = (
 class Suite:
     """A suite, read from its file.
 
-    ``specs`` has a sweep for each algorithm, and ``seeds`` says on how many fresh seeds their best trials run again.
-    ``baseline`` is the sweep with whose winner the others are compared. ``notes`` are lines for the user about what is
-    the same for all algorithms and what is not.
+    ``specs`` has a sweep for each algorithm, and ``seeds`` is the number of fresh seeds on which their best trials run
+    again. ``baseline`` is the sweep with whose winner the others are compared. ``notes`` are lines for the user about
+    settings that are the same for all algorithms, and settings that are not.
     """
 
     name: str
@@ -81,10 +81,11 @@ class Suite:
 
     @property
     def finals(self) -> list[Final]:
-        """What runs on fresh seeds: the best trial of each sweep, and perhaps a second one of the baseline.
+        """The configurations that run on fresh seeds: the best trial of each sweep, and perhaps a variant of the
+        baseline's.
 
-        If the server of some algorithm trains on a public set and the baseline does not use it, the baseline also runs
-        with the public samples spread over its clients, so that both train on the same labelled samples.
+        If the server of some algorithm trains on a public set that the baseline does not use, the baseline also runs
+        with the public samples distributed among its clients, so that both train on the same labelled samples.
         """
         finals, base = [Final(spec) for spec in self.specs], self.baseline.base
         is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
@@ -96,7 +97,7 @@ class Suite:
         return finals
 
     def write_record(self) -> None:
-        """Writes what tells later that the sweeps in the folder are a suite (:func:`suite_of_folder`)."""
+        """Writes the file from which :func:`suite_of_folder` knows that the sweeps in the folder are a suite."""
         algorithms = [label_of(spec) for spec in self.specs]
         record = {"algorithms": algorithms, "baseline": label_of(self.baseline), "seeds": self.seeds}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,10 +126,10 @@ def known_suites() -> dict[str, Path]:
 
 
 def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
-    """Returns the suite in a file, which is named by its path, or by its name if it comes with fedray.
+    """Returns the suite in a file. ``name`` is the file's path, or the name of a suite that comes with fedray.
 
-    ``overrides`` are texts ``key=value`` for its base or for ``tune.*``, and hold for all algorithms. Raises
-    :class:`UserError` if something is wrong in a file or the overrides.
+    ``overrides`` are texts ``key=value`` for its base or for ``tune.*``, and apply to all algorithms. Raises
+    :class:`UserError` if there is a mistake in a file or the overrides.
     """
     path = find_file(name, known_suites(), "suite")
     values, where = read_file(path), f"{path}: "
@@ -169,7 +170,7 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
 
 @dataclass(frozen=True)
 class _Common:
-    """What all algorithms of a suite have in common. ``overrides`` has what the command line sets."""
+    """The settings that all algorithms of a suite share. ``overrides`` are those of the command line."""
 
     base: Mapping[str, Any]
     space: Mapping[str, Any]
@@ -177,17 +178,18 @@ class _Common:
     overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Whether ``key`` is a hyper-parameter of an algorithm itself that the suite neither sets nor searches."""
+        """Returns whether ``key`` is a hyper-parameter of an algorithm or optimizer that the suite neither sets nor
+        searches."""
         is_of_algorithm = key.startswith("algorithm.") or key in OF_OPTIMIZERS
         return is_of_algorithm and not any(key in keys for keys in (self.base, self.space, self.overrides))
 
     def left_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those of an algorithm's ``keys`` that the suite leaves to it."""
+        """Returns the items of ``keys`` that the suite leaves to each algorithm."""
         return {key: value for key, value in keys.items() if self.leaves(str(key))}
 
 
 def _sweep_of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
-    """Returns the sweep of one algorithm, and the keys that its space file searches and the suite does not."""
+    """Returns the sweep of one algorithm, and the keys that its space file searches but the sweep does not."""
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
     values, where = read_file(path), f"{path}: "
@@ -201,7 +203,7 @@ def _sweep_of_algorithm(name: str, prefix: str, common: _Common, suite: Path) ->
     }
     (spec,) = read_sweeps(sweep, [f"{key}={json.dumps(value)}" for key, value in common.overrides.items()])
     dropped = [key for key in spaces[str(spec.tune.space)] if key not in spec.raw_space]
-    # a key is not searched either if its condition is on one of these keys, and the suite's value does not meet it
+    # nor is a key searched if it depends on one of these keys, and the suite's value does not meet its condition
     dropped += [
         each.key
         for each in spec.space.parameters
@@ -217,12 +219,12 @@ def _algorithm_of(spec: SweepSpec) -> type[Algorithm]:
 
 
 def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
-    """Returns the sweeps with the same model head, weighting and public set, where the suite leaves these open.
+    """Returns the sweeps with the same model head, weighting and public set, as far as the suite does not set these.
 
-    With ``auto``, some algorithms put a projection head on the model, weigh clients as their paper does, or hold
-    samples out for the server. All get the smallest head with which each can work, weights by numbers of samples, and
-    the data source's public set if any algorithm needs one. The second value has a line for the user for each setting
-    that some of the algorithms would not have by themselves.
+    With ``auto``, some algorithms put a projection head on the model, weight clients as in their paper, or hold out
+    samples for the server. In a suite all get the smallest head with which each can work, weights by numbers of
+    samples, and the data source's public set if any algorithm needs one. The second value has a line for the user
+    about each setting that some of the algorithms would not have by default.
     """
     from fedray.data.sources.source import source_of
     from fedray.models.heads import DEFAULT
@@ -252,7 +254,8 @@ def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[s
 
 
 def _notes_on_optimizers(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
-    """Returns a line for each hyper-parameter of the optimizers that space files set or search: who has which value."""
+    """Returns a line for each hyper-parameter of the optimizers that space files set or search, with the value of each
+    algorithm."""
     defaults = flat(load({}).model_dump())
     notes = []
     for key in filter(common.leaves, OF_OPTIMIZERS):
@@ -288,12 +291,12 @@ def run_suite(
         retry_failed: Whether trials that failed in an earlier call run once more.
 
     Returns:
-        "completed" if the best trial of every algorithm has run on all fresh seeds. "incomplete" if no trial of some
-        algorithm completed with finite values, or a final run failed, as was shown in ``view``; failed final runs are
-        tried again in the next call. "interrupted" if the user stopped it.
+        "completed" if the best trial of every algorithm has run on all fresh seeds. "incomplete" if some algorithm has
+        no trial that completed with finite values, or if a final run failed; ``view`` shows which, and the next call
+        tries failed final runs again. "interrupted" if the user stopped it.
 
     Raises:
-        UserError: Something can't be searched as asked.
+        UserError: The search is not possible as it was asked for.
     """
     view = view or View(quiet=True)
     finals: list[FinalRuns] = []

@@ -23,16 +23,16 @@ NAMES = {
 """The columns of the table, by their names in :func:`~fedray.results.outcomes.outcome`."""
 
 REACHED = ("target", "reached", "rounds_to", "rounds_bound", "bytes_to", "bytes_bound")
-"""The further columns that are those of :func:`~fedray.results.outcomes.reaching`."""
+"""The columns of the table that :func:`~fedray.results.outcomes.reaching` computes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
     """One row of the table: an algorithm with fixed hyper-parameters, run once for each of several seeds.
 
-    ``folders`` has the run folder of each seed; the runs need not come from a sweep. ``measure`` is the number by which
-    the row is compared; the table's columns call it ``accuracy``. ``facts`` are further columns of the table; a fact
-    with the name of a computed column replaces it.
+    ``folders`` has the run folder of each seed; the runs need not come from a sweep. ``measure`` is the metric by which
+    rows are compared; in the table its column is always called ``accuracy``. ``facts`` are further columns of the
+    table; a fact with the name of a computed column replaces it.
     """
 
     label: str
@@ -59,18 +59,19 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     ``baseline`` is the label of the row with which the others are compared. If ``target`` is None, the target is the
     mean accuracy of the baseline, or the worst mean of all rows if the baseline has none.
 
-    Runs that diverged have no final accuracy and no cost of a whole run: they are counted, but are in no mean. Columns,
-    beside the facts of each row:
+    Runs that diverged are counted, but do not enter any mean, because they have no final accuracy and no cost of a
+    whole run. Columns, in addition to the facts of each row:
 
     - ``seeds``: how many runs there are; ``seeds_diverged``: how many of them diverged.
     - ``accuracies``: the final accuracies of the runs that ended; ``accuracy``, ``margin``: their mean and the margin
       of its 95 % interval.
-    - ``bytes``, ``rounds``: what a whole run took, as means over the runs that ended.
-    - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: what they took to reach it;
-      ``rounds_bound``, ``bytes_bound``: what it took more than, if these are infinite
+    - ``bytes``, ``rounds``: the cost of a whole run, as means over the runs that ended.
+    - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: the cost of reaching it;
+      ``rounds_bound``, ``bytes_bound``: lower bounds of these costs where they are infinite
       (:func:`~fedray.results.outcomes.to_reach`).
-    - ``differences``, ``difference``, ``difference_margin``, ``p``: to the baseline, over the seeds whose run ended in
-      both rows (:func:`~fedray.results.outcomes.difference`); ``p_holm``: corrected by Holm's rule over all rows.
+    - ``differences``, ``difference``, ``difference_margin``, ``p``: the comparison with the baseline, over the seeds
+      whose runs ended in both rows (:func:`~fedray.results.outcomes.difference`); ``p_holm``: ``p`` with Holm's
+      correction over all rows.
 
     Rows are sorted by :func:`~fedray.results.outcomes.order_of`.
     """

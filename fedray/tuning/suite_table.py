@@ -1,4 +1,4 @@
-"""Makes the table of a suite: which accuracy each algorithm's best trial reached on fresh seeds, and at which cost."""
+"""Makes the table of a suite: the accuracy that each algorithm's best trial reached on fresh seeds, and its cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTES = (
     "there are none if they were only held out. A representation model alone is evaluated in the same runs as the row "
     "of its algorithm, and has their cost.",
 )
-"""The sentences that stand under every table."""
+"""The sentences under every table."""
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
@@ -55,12 +55,16 @@ def _compared(suite: Suite, rows: Sequence[Row]) -> pd.DataFrame:
 def suite_rows(suite: Suite) -> list[Row]:
     """Returns the rows of the table: one for each final of the suite.
 
-    Where an algorithm's server trains a representation model, a further row shows what that model reaches alone, in the
-    same runs. The facts of a row are: ``trials``, how many were begun, and how many of them are ``complete``,
-    ``pruned``, ``diverged`` and ``failed``; ``seeds_asked``; ``winner``, the number of the best trial; ``validation``,
-    its value of the objective, which is left out if keys were changed since; ``with``, the values that it ran with and
-    others did not; ``parameters`` of its model; ``weighting`` of its clients; and ``public_samples`` that were trained
-    on (:func:`~fedray.results.unequal.public_samples`).
+    If an algorithm's server trains a representation model, a further row shows the results of this model alone, in the
+    same runs. The facts of a row are:
+
+    - ``trials``: how many trials were begun; ``complete``, ``pruned``, ``diverged``, ``failed``: how many ended so.
+    - ``seeds_asked``: the number of fresh seeds.
+    - ``winner``: the number of the best trial; ``validation``: its value of the objective, which is left out for a
+      final with changed keys.
+    - ``with``: its sampled values, and the hyper-parameters of the optimizers that differ between the algorithms.
+    - ``parameters`` of its model, ``weighting`` of its clients, and ``public_samples`` that were trained on
+      (:func:`~fedray.results.unequal.public_samples`).
     """
     rows = []
     differ = [key for key in OF_OPTIMIZERS if len({spec.base.get(key) for spec in suite.specs}) > 1]
@@ -85,7 +89,7 @@ def suite_rows(suite: Suite) -> list[Row]:
         alone = replace(measure, of="representation")
         if any(run.rows.get(alone.column, pd.Series()).notna().any() for run in row.runs):
             rows.append(Row(f"{final.label}, representation model alone", row.folders, alone, facts))
-    # a row without runs is compared as the others are
+    # rows without runs have the same measure as the others
     known = next((row.measure for row in rows if row.folders), Measure())
     return [row if row.folders else replace(row, measure=known) for row in rows]
 
@@ -104,7 +108,7 @@ def write_suite(suite: Suite) -> list[Path]:
 
 
 def suite_for_people(suite: Suite) -> tuple[pd.DataFrame, str]:
-    """Returns the table as it is shown to people, and the paragraph under it, which explains its numbers."""
+    """Returns the table in a readable form, and the paragraph under it, which explains its numbers."""
     rows = suite_rows(suite)
     return _with_notes(suite, rows, _compared(suite, rows))
 
@@ -121,9 +125,9 @@ def _spaced(values: Any) -> str:
 
 
 def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measure: Measure) -> pd.DataFrame:
-    """Returns the table as it is shown to people: accuracies in percent, bytes in megabytes, intervals beside means.
+    """Returns the table in a readable form: accuracies in percent, bytes in megabytes, intervals beside means.
 
-    ``objective`` is what trials were compared by, None if no sweep has begun.
+    ``objective`` is the objective by which trials were compared; None if no sweep has begun.
     """
     shown = table[["algorithm", "trials", "complete", "pruned", "diverged", "failed"]].copy()
     if "accuracy" not in table:
@@ -204,7 +208,7 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: M
 
 
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws the mean accuracy (or other main metric) of each row over its iterations, with a band for its interval.
+    """Draws the mean accuracy (or other main metric) of each row over its iterations, with its interval as a band.
 
     The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them. No
     panel has more than nine lines.

@@ -1,4 +1,4 @@
-"""A sweep while it runs: which trials come next, what the running ones have reached, and the record of all that."""
+"""A sweep while it runs: it chooses the next trials, follows the running ones, and records their results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedray.util.files import write_whole
 
 @dataclass
 class RunningTrial:
-    """What a running trial has reached.
+    """The progress of a running trial.
 
-    ``values`` has what was sampled. ``finals`` has, for each run that has ended, its last value of each objective.
-    ``value`` is the mean of the first objective over the runs so far. ``step`` is the step of the axis, counted over
-    all runs.
+    ``values`` has the sampled values. ``finals`` has, for each run that has ended, its last value of each objective.
+    ``value`` is the mean of the first objective over the runs so far. ``step`` is the last step of the axis that was
+    reached, counted over all runs.
     """
 
     values: Values
@@ -35,16 +35,16 @@ class RunningTrial:
 
 
 class SweepView(Protocol):
-    """Is shown what happens in a sweep; :class:`fedray.tuning.view.View` shows it to the user."""
+    """Receives the events of a sweep. :class:`fedray.tuning.view.View` shows them to the user."""
 
     def say(self, line: str) -> None:
-        """Takes a line for the user."""
+        """Receives a line for the user."""
 
     def progress(self) -> None:
-        """Is called when a running trial has reached a further step."""
+        """Called when a running trial has reached a further step."""
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """Is called when a trial of ``sweep`` has ended; ``how`` is complete, pruned, diverged or failed."""
+        """Called when a trial of ``sweep`` has ended. ``how`` is complete, pruned, diverged or failed."""
 
 
 class NoView:
@@ -58,11 +58,11 @@ class NoView:
 
 
 class Sweep:
-    """A source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that records what they reach in a study.
+    """A source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that records their results in a study.
 
-    ``base`` is the configuration of all trials without what is searched, as dotted keys, and ``engine`` is what the
-    cluster adds to it. ``total`` is the number of trials that there will be, and ``budget`` is how much of the pruner's
-    axis a whole run takes. ``notes`` are lines for the user that are shown before the sweep starts.
+    ``base`` is the configuration of all trials without the searched keys, as dotted keys. ``engine`` has the settings
+    ``engine.*`` that depend on the cluster. ``total`` is the number of trials, and ``budget`` the amount of the
+    pruner's axis that a whole run takes. ``notes`` are lines for the user that are shown before the sweep starts.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Sweep:
         return self._assignment(asked.number, asked.values)
 
     def fraction_done(self, trial: RunningTrial) -> float:
-        """Returns how much of the axis a running trial has behind it, from 0 to 1."""
+        """Returns the part of the axis that a running trial has completed, from 0 to 1."""
         return trial.step / (STEPS * self.spec.tune.seeds)
 
     def _assignment(self, number: int, values: Values) -> Assignment:
@@ -128,7 +128,7 @@ class Sweep:
         if isinstance(message, RunEnd):
             return self._record_run_end(number, trial, message)
         if message.interrupted:
-            # the study keeps it as a running trial, which the next process of this sweep continues
+            # in the study it stays a running trial, which the next process of this sweep continues
             del self.running[number]
         elif message.error is not None:
             self.trial_failed(key, message.error)
@@ -145,7 +145,7 @@ class Sweep:
         value = amount(message.row, self.objectives[0])
         trial.value = statistics.fmean([*(final[0] for final in trial.finals), value])
         steps = [message.run * STEPS + step for step in message.steps]
-        # a trial is not stopped after its last round, because that would save nothing
+        # stopping a trial after its last round would save nothing
         return self._record_steps(number, trial, steps, may_stop=not message.is_last)
 
     def _record_run_end(self, number: int, trial: RunningTrial, message: RunEnd) -> bool:
@@ -185,9 +185,9 @@ class Sweep:
         self.view.ended(self, number, self.running.pop(number), how)
 
     def write_best(self) -> None:
-        """Writes the configuration of the best trial, for ``fedray run``, to best.yaml.
+        """Writes the configuration of the best trial to best.yaml, which ``fedray run`` can run.
 
-        With several objectives there is a file for each trial on the Pareto front. Files of former best trials are
+        With several objectives there is a file for each trial on the Pareto front. Files of earlier best trials are
         removed.
         """
         best = self.study.best()

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Assignment(NamedTuple):
-    """What the process of a trial is sent.
+    """A trial as it is sent to a process.
 
     ``key`` names the trial within its source. ``runs`` has a configuration (dotted keys) for each seed. The trial
-    reports a round if ``objective`` was evaluated in it and it reached a further step of ``axis``; a whole run takes
-    ``budget`` of that axis.
+    reports a round if ``objective`` was evaluated in it and the round reached a further step of ``axis``. ``budget`` is
+    the amount of that axis that a whole run takes.
     """
 
     key: str
@@ -36,11 +36,10 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A message that says that a round was evaluated.
+    """A message that a round was evaluated.
 
-    ``run`` is the position of its run in the assignment, ``steps`` are the steps of the axis that the round was the
-    first to reach, and ``row`` is its row of metrics.csv. ``is_last`` says that this is the last round of the trial's
-    last run.
+    ``run`` is the position of its run in the assignment, ``steps`` are the steps of the axis that this round was the
+    first to reach, and ``row`` is its row of metrics.csv. ``is_last`` marks the last round of the trial's last run.
     """
 
     run: int
@@ -50,7 +49,7 @@ class Round(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """A message that says that run number ``run`` ended with ``status``. ``row`` is its last row of metrics.csv."""
+    """A message that the run at position ``run`` ended with ``status``. ``row`` is its last row of metrics.csv."""
 
     run: int
     status: str
@@ -58,10 +57,10 @@ class RunEnd(NamedTuple):
 
 
 class TrialEnd(NamedTuple):
-    """A message that says that the trial ended. It is the last message of a trial.
+    """The last message of a trial: it has ended.
 
-    ``error`` says why the trial failed; it is None if it did not. ``interrupted`` says that the user stopped the
-    program, and that the trial has a checkpoint from which it continues when the program is started again.
+    ``error`` says why the trial failed, and is None if it did not fail. ``interrupted`` says that the user stopped the
+    program; the trial then has a checkpoint, from which it continues when the program is started again.
     """
 
     error: str | None = None
@@ -69,21 +68,21 @@ class TrialEnd(NamedTuple):
 
 
 Message = Round | RunEnd | TrialEnd
-"""What a trial reports to its source while it runs."""
+"""The messages of a trial to its source."""
 
 Reporter = Callable[[Message], bool]
-"""A function that takes a message of a trial, and returns whether the trial must stop."""
+"""A function that receives a message of a trial, and returns whether the trial must stop."""
 
 
 def run_trial(
     assignment: Assignment, custom: CustomObjects, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
-    """Carries out all runs of a trial, and returns its last message.
+    """Runs all runs of a trial, and returns its last message.
 
-    A run that its folder shows to be finished is not repeated but only reported, and one that was cut short continues
-    from its checkpoint. All runs are made from ``custom``. ``report`` is called with the other messages of the trial,
-    and the trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial
-    ends there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
+    A run whose folder shows that it is finished is only reported, and a run that was interrupted continues from its
+    checkpoint. All runs are made from ``custom``. ``report`` is called with the other messages of the trial, and the
+    trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial ends there
+    and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
     """
     from fedray.api import run_experiment
 
@@ -114,25 +113,24 @@ def run_trial(
 class TrialThread:
     """A thread that runs a trial, and pauses at each message until the next one is asked for.
 
-    Ray Tune calls for a trial's results one at a time, whereas a trial computes without asking; the thread turns one
-    into the other. It begins with the first call of :meth:`next_message` and not before, because Tune may create a
+    Ray Tune asks for a trial's results one at a time, whereas a trial calls ``report`` whenever it has a result; the
+    thread connects the two. It starts only with the first call of :meth:`next_message`, because Tune may create a
     process for a trial and then let another process run that trial.
     """
 
     def __init__(self, assignment: Assignment, custom: CustomObjects, interrupted: Callable[[], bool]) -> None:
         self._work = partial(run_trial, assignment, custom, self._report, interrupted)
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        # whether the trial must stop: an answer to each message
+        # for each message, whether the trial must stop
         self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._must_stop = False
         self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
 
     def next_message(self) -> Message:
-        """Lets the trial compute until it has its next message, and returns that.
+        """Lets the trial compute until its next message, and returns the message.
 
-        The last message is a :class:`TrialEnd`; this must not be called again after it. Between two calls the trial
-        waits, so that it can be stopped before it computes further than what Tune has seen. If the trial raises, its
-        error comes in the TrialEnd.
+        The last message is a :class:`TrialEnd`, after which this must not be called again. Between two calls the trial
+        waits, so that it never computes further than Tune has seen. If the trial raises, the TrialEnd has the error.
         """
         if self._thread.ident is None:
             self._thread.start()

@@ -1,4 +1,4 @@
-"""The protocol between what decides which trials are run and what runs them."""
+"""The protocol between a source, which decides which trials run, and the runner, which runs them."""
 
 from __future__ import annotations
 
@@ -9,46 +9,45 @@ from fedray.tuning.trial import Assignment, Message
 
 
 class TrialSource(Protocol):
-    """Decides which trials are run, and receives what they report.
+    """Decides which trials run, and receives their reports.
 
-    Each trial has a key, which its assignment carries. A source returns a trial once. If the process of the trial dies,
-    the caller starts the same assignment again and tells the source by :meth:`trial_lost`; the source does not return
-    it a second time. ``tests/tuning/test_trial_sources.py`` checks this of every source.
+    Each trial has a key, which is part of its assignment. A source returns each trial only once. If the process of a
+    trial dies, the caller starts the same assignment again, and tells the source by :meth:`trial_lost`.
+    ``tests/tuning/test_trial_sources.py`` checks these rules for every source.
     """
 
     @property
     def exhausted(self) -> bool:
-        """Whether :meth:`next_trial` will never return a trial again, whatever the running trials report."""
+        """Whether :meth:`next_trial` will return no further trial, whatever the running trials report."""
 
     def next_trial(self) -> Assignment | None:
         """Returns the next trial to run.
 
-        None means that there is none now; there may be one later unless ``exhausted``.
+        None means that there is no trial now. There may be one later, unless the source is ``exhausted``.
         """
 
     def report(self, key: str, message: Message) -> bool:
-        """Takes a message of a running trial, and returns whether that trial must stop.
+        """Receives a message of a running trial, and returns whether that trial must stop.
 
-        A trial is over for its source when its :class:`~fedray.tuning.trial.TrialEnd` was reported, or when a message
-        was answered with True.
+        For its source, a trial ends with its :class:`~fedray.tuning.trial.TrialEnd`, or when this returns True.
         """
 
     def trial_lost(self, key: str, error: str) -> None:
-        """Prepares the source for a running trial to start again, because its process died with ``error``.
+        """Prepares the source for the restart of a running trial, because its process died with ``error``.
 
-        The trial continues from its last checkpoint. It then reports again what it had reported after that checkpoint,
-        and the ends of runs that had ended, so that the source must not count these messages twice.
+        The trial continues from its last checkpoint. It repeats its reports since that checkpoint and the ends of runs
+        that had ended. The source must not count these messages twice.
         """
 
     def trial_failed(self, key: str, error: str) -> None:
-        """Takes note that a running trial can't be completed because of ``error``. The trial is over."""
+        """Ends a running trial that can't be completed because of ``error``."""
 
 
 class CombinedTrialSource:
     """A source that combines several: each call returns a trial of the first source that has one.
 
-    While the trials that the first source returned last are running, trials of the second one fill the free places. A
-    trial's key is the position of its source and its key there, as in ``1/17``.
+    When the first source has no trial to start but some are still running, trials of the second one fill the free
+    places. A trial's key has the position of its source and its key there, as in ``1/17``.
     """
 
     def __init__(self, sources: Sequence[TrialSource]) -> None:

@@ -1,4 +1,4 @@
-"""Shows the user a sweep while it runs: a table on a terminal, and a line per trial elsewhere."""
+"""Shows the progress of sweeps: as a table on a terminal, and elsewhere as a line per trial."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedray.tracking.progress import clock, printable
 from fedray.tuning.study import ENDED, sampled_values
 
 if TYPE_CHECKING:
-    # it imports torch, and Ray is started meanwhile
+    # imported for types only: it loads torch, which should happen while Ray starts
     from fedray.tuning.sweep import RunningTrial, Sweep
 
 LINE_SECONDS = 60
-"""The time, where there is no table, after which a line says how far the running trials are if none has ended."""
+"""The time after which, without a table, a line shows the progress of the running trials if none has ended."""
 
 TABLE_SECONDS = 0.2
 """The shortest time between two drawings of the table, unless a trial has ended."""
 
 
 class View:
-    """Shows several sweeps on one console. With ``quiet`` it shows nothing, and gives the lines to ``warn``.
+    """Shows several sweeps on one console. With ``quiet`` it shows nothing, and passes the lines to ``warn``.
 
-    It is a :class:`~fedray.tuning.sweep.SweepView`, which says when its methods are called.
+    It implements :class:`~fedray.tuning.sweep.SweepView`, whose docstrings say when its methods are called.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class View:
         self._shown = 0.0
 
     def say(self, line: str) -> None:
-        """Prints a line; if there is a table, above it."""
+        """Prints a line, above the table if there is one."""
         if self.quiet:
             self.warn(line)
         else:
@@ -51,7 +51,7 @@ class View:
             console.print(printable(line, console), markup=False)
 
     def start(self, sweeps: Sequence[Sweep]) -> None:
-        """Begins to show the trials of ``sweeps``; the time that is left is estimated from now on."""
+        """Begins to show the trials of ``sweeps``. The remaining time is estimated from the pace since this call."""
         self.sweeps, self._start_time = sweeps, time.monotonic()
         self._shown = self._start_time
         if not self.quiet and self.console.is_terminal:
@@ -68,7 +68,7 @@ class View:
             self._live = None
 
     def progress(self) -> None:
-        """Shows how far the running trials are, unless that was done a moment ago."""
+        """Shows the progress of the running trials, unless it was shown a moment ago."""
         now = time.monotonic()
         if now - self._shown < (TABLE_SECONDS if self._live else LINE_SECONDS):
             return
@@ -82,7 +82,7 @@ class View:
                 self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._time_left()}")
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """Shows that a trial has ended, and with which value; ``how`` is complete, pruned, diverged or failed."""
+        """Shows that a trial has ended, and its value. ``how`` is complete, pruned, diverged or failed."""
         self._ended += 1
         if self._live:
             self._shown = 0.0
@@ -93,7 +93,7 @@ class View:
         self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._time_left()}")
 
     def _time_left(self) -> str:
-        """Estimates the time that is left from the trials done so far; empty before any is begun."""
+        """Estimates the remaining time from the work done so far. Returns an empty text before any trial has begun."""
         begun = [sweep.fraction_done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
         done = self._ended + sum(begun)
         left = sum(sweep.study.left(sweep.total) for sweep in self.sweeps) + sum(1 - part for part in begun)
@@ -120,12 +120,13 @@ def _empty_table(*titles: str) -> Table:
 
 
 def _counts(sweep: Sweep) -> str:
-    """Returns how many trials of a sweep have ended, of how many: ``3/30``."""
+    """Returns the number of a sweep's trials that have ended, and of all trials: ``3/30``."""
     return f"{sweep.study.count(*ENDED)}/{sweep.study.wanted(sweep.total)}"
 
 
 def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
-    """Returns the best value so far, its trial and its sampled values; the size of the front of several objectives."""
+    """Returns the best value so far, its trial and its sampled values. With several objectives it returns the size of
+    the Pareto front, and two empty texts."""
     best = sweep.study.best()
     if not best:
         return "", "", ""

@@ -1,12 +1,12 @@
-"""A digest of a piece of the user's code, by which a run notices that a run folder was made by other code.
+"""Makes digests of the user's code, so that a run notices if its folder was made with different code.
 
-It depends on the code of functions and classes and on everything that these refer to: defaults, closures, globals,
-weights, the user's modules. Comments, line numbers and docstrings do not count. Of what a library defines only the name
-counts, and the library's file unless a run records the library's version.
+A digest covers functions and classes and everything that they refer to: defaults, closures, globals, weights, the
+user's modules. Comments, line numbers and docstrings do not count. Of an object that a library defines only the name
+counts, together with the library's file if runs do not record the library's version.
 
-What it does not see: attributes of something of a library's that are replaced, and what is in objects that pickle
-can't take apart, such as generators. What it takes for other code although it computes the same: other names of
-variables, code that another minor version of Python has compiled, and objects that change as they are used.
+A digest misses attributes of a library's objects that the user replaced, and the content of objects that pickle can't
+take apart, such as generators. It changes without need if variables are renamed, if another minor version of Python
+compiles the code, and if an object changes as it is used.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ USES = {
     "LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_ATTR": "attribute", "LOAD_METHOD": "attribute",
     "IMPORT_FROM": "attribute", "IMPORT_NAME": "module",
 }  # fmt: skip
-"""What the name in an operation of Python's is the name of."""
+"""For each bytecode operation that has a name: what is named, a global, an attribute or a module."""
 
 ONLY_TELL = {"logging.Logger", "logging.Handler", "tqdm.std.tqdm", "torch.utils.tensorboard.writer.SummaryWriter"}
-"""Classes of objects that report what happens and compute nothing. Only their type counts, not what they hold."""
+"""Classes of objects that only report and compute nothing. In a digest their type counts, but not their content."""
 
 
 class _Object(NamedTuple):
-    """An object on which a digest depends too."""
+    """Wraps an object that is still to be included in a digest."""
 
     thing: Any
 
@@ -51,11 +51,11 @@ _Part = str | bytes | _Object
 def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
     """Returns the digest of a function, class or object: a sha256 as hexadecimal digits.
 
-    Of the tensors ``apart_from`` only shapes and dtypes count. If these are a model's parameters and buffers, the
-    result is the digest of the model's code without its weights.
+    Only the shapes and dtypes of the tensors ``apart_from`` count, not their values. If they are a model's parameters
+    and buffers, the result is a digest of the model's code without its weights.
     """
     digest, weights = hashlib.sha256(), frozenset(map(id, apart_from))
-    # objects may refer to each other; those that were visited are kept, so that no other object gets their ids
+    # objects may refer to each other; visited objects are kept alive, so that no new object gets one of their ids
     numbers: dict[int, int] = {}
     visited: list[Any] = []
     left = deque([thing])
@@ -80,8 +80,8 @@ def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
 
 
 def _parts(thing: Any, weights: frozenset[int]) -> Iterable[_Part]:
-    """Returns what an object consists of. ``weights`` are the ids of tensors whose values do not count."""
-    # not isinstance(): a weak proxy would answer for the object behind it, which may be gone
+    """Returns the parts of an object that count. ``weights`` are the ids of tensors whose values do not count."""
+    # not isinstance(), because a weak proxy passes that on to the object behind it, which may be gone
     kind = type(thing)
     if ONLY_TELL & {f"{_module_of(each)}.{each.__qualname__}" for each in kind.__mro__}:
         return []
@@ -112,7 +112,7 @@ def _parts(thing: Any, weights: frozenset[int]) -> Iterable[_Part]:
 
 
 def _place_in_set(element: Any) -> str:
-    """Returns by what the elements of a set are sorted, because their own order differs between processes."""
+    """Returns the key by which the elements of a set are sorted, because sets have another order in each process."""
     is_plain = type(element) in {*PLAIN, tuple}
     return f"{type(element).__name__} {repr(element) if is_plain else getattr(element, '__qualname__', '')}"
 
@@ -162,11 +162,10 @@ def _function(function: types.FunctionType) -> Iterator[_Part]:
 
 
 def _uses(code: types.CodeType) -> dict[str, set[str]]:
-    """Returns the names of globals, attributes and imported modules in the code of a function and of those within
-    it."""
+    """Returns the names of globals, attributes and imported modules in a function's code and in nested functions."""
     found: dict[str, set[str]] = {kind: set() for kind in USES.values()}
     for step in dis.get_instructions(code):
-        # a name like __name__ says where the code is
+        # names like __name__ only tell where the code is
         if step.opname in USES and not (step.argval.startswith("__") and step.argval.endswith("__")):
             found[USES[step.opname]].add(step.argval)
     for each in code.co_consts:
@@ -176,14 +175,15 @@ def _uses(code: types.CodeType) -> dict[str, set[str]]:
 
 
 def _globals(names: set[str], attributes: set[str], namespace: dict[str, Any], modules: set[str]) -> Iterator[_Part]:
-    """Yields what code means by ``names`` in a ``namespace``. Of the user's modules, which are remembered in
-    ``modules``, that is what has the name of one of the ``attributes`` that the code uses."""
+    """Yields the names and values that code refers to by ``names`` in a ``namespace``. A module of the user's counts
+    with those of its members that the code uses as ``attributes``, and is added to ``modules`` so that it counts once.
+    """
     for name in sorted(names & namespace.keys()):
         value = namespace[name]
         home = sys.modules.get(type(value).__module__)
         yield name
         if home is not None and is_library(home.__name__) and getattr(home, name, None) is value:
-            # a library's own object, such as os.environ: what it holds is not the user's code
+            # a library's own object, such as os.environ, whose content is not the user's code
             yield library_digest(home.__name__, name)
         elif type(value) is not types.ModuleType or not attributes & vars(value).keys():
             yield _Object(value)
@@ -201,7 +201,7 @@ def _class(cls: type) -> Iterator[_Part]:
         return
     yield from map(_Object, (type(cls), *cls.__bases__))
     for name, value in sorted(vars(cls).items()):
-        # Python, abc and pydantic keep notes of their own under such names
+        # Python, abc and pydantic store internal data under such names
         is_note = name == "_abc_impl" or (name.startswith("__") and not isinstance(value, types.FunctionType))
         if name == "__pydantic_fields__" or not is_note:
             yield name
@@ -210,7 +210,7 @@ def _class(cls: type) -> Iterator[_Part]:
 
 def _module(module: nn.Module) -> Iterator[_Part]:
     if "_orig_mod" in module._modules:
-        # a compiled module holds the original one, and beside it objects that differ between processes
+        # a compiled module holds the original one, and other objects that differ between processes
         yield _Object(module._modules["_orig_mod"])
         return
     if isinstance(module, torch.jit.ScriptModule):
@@ -223,18 +223,18 @@ def _module(module: nn.Module) -> Iterator[_Part]:
             # the keys of hooks are numbers that differ between processes
             yield from map(_Object, value.values()) if isinstance(value, dict) else ()
         elif name != "training" and not isinstance(value, torch.utils.hooks.RemovableHandle):
-            # `training` only says how the module was last used, and the number of a hook's handle nothing
+            # `training` only tells how the module was last used, and the number of a hook's handle means nothing
             yield name
             yield _Object(value)
 
 
 def _other(thing: Any) -> Iterator[_Part]:
-    """Yields what pickle would keep of an object; of one that it can't take apart its type alone."""
+    """Yields the parts that pickle would save of an object, or only its type if pickle can't take it apart."""
     if isinstance(thing, property):
         yield from map(_Object, (thing.fget, thing.fset, thing.fdel))
         return
     yield _Object(type(thing))
-    # what is behind a decorator, such as that of a cache or a class method
+    # the function behind a decorator, such as a cache or a class method
     yield _Object(inspect.getattr_static(thing, "__wrapped__", None))
     if isinstance(thing, (classmethod, staticmethod)):
         yield _Object(thing.__func__)
@@ -244,7 +244,7 @@ def _other(thing: Any) -> Iterator[_Part]:
     except Exception:
         return
     if isinstance(parts, str):
-        # pickle keeps only a name in a module
+        # pickle saves this object by its name in a module
         home = _module_of(thing) or ""
         yield library_digest(home, parts) if is_library(home) else parts
         return
@@ -253,6 +253,6 @@ def _other(thing: Any) -> Iterator[_Part]:
 
 
 def _module_of(thing: Any) -> str | None:
-    """Returns the name of the module that an object says it is from; of a few classes of C code it is not a text."""
+    """Returns an object's ``__module__`` if it is a text, which it is not in a few classes written in C."""
     module = getattr(thing, "__module__", None)
     return module if isinstance(module, str) else None

@@ -1,4 +1,4 @@
-"""Finds what a config names where users may add things: what comes with fedray, or an object of the user's."""
+"""Finds the objects that a config names, whether they come with fedray or are user-defined."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> str:
-    """Returns the name in ``entry``. Nothing is imported.
+    """Returns the name in ``entry``, after checks that import nothing.
 
-    Raises :class:`UserError` if there is no such file, the name has another form, or it is not among those ``known``.
+    Raises :class:`UserError` if the name is neither ``known`` nor has the form of a user-defined object, or if its file
+    does not exist.
     """
     name = entry if isinstance(entry, str) else entry.get("name")
     if not isinstance(name, str):
@@ -31,25 +32,24 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> s
 
 
 def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
-    """Returns what ``known`` has under ``name``, or the user's object ``file.py:Name`` or ``module:Name``.
+    """Returns the object of this ``name``: from ``known``, or user-defined (``file.py:Name`` or ``module:Name``).
 
     Args:
         name: The name in the config.
         key: The config's key, for messages.
-        known: What comes with fedray, by name.
+        known: The objects that come with fedray, by name.
 
     Raises:
-        UserError: There is no such object, or its module raises.
+        UserError: There is no such object, or importing its module fails.
     """
     check_entry(name, key, known)
     return import_object(name, key) if is_user_defined(name) else known[name]
 
 
 def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
-    """Returns the object that ``entry`` names: what :func:`find` returns, or an instance of it if it is a class, made
-    with the options of the entry.
+    """Returns the object that ``entry`` names. A class is instantiated with the options of the entry.
 
-    Raises :class:`UserError` as :func:`find` does, and if the class can't be made with these options.
+    Raises :class:`UserError` as :func:`find` does, and if the class can't be instantiated with these options.
     """
     name = check_entry(entry, key, known)
     found = find(name, key, known)

@@ -1,6 +1,6 @@
 """Imports user-defined objects, which a config names as ``module:Name`` or ``path/to/file.py:Name``.
 
-It also turns what this code raises into errors of one line.
+It also turns exceptions of the user's code into errors of one line.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ FORMS = "file.py:Name or module:Name"
 
 
 PREFIXES = ("torchvision:",)
-"""What stands before the colon of a name that is not user-defined."""
+"""The beginnings of names that have a colon and are not user-defined."""
 
 
 def is_user_defined(name: str) -> bool:
-    """Returns whether a name in a config means a user-defined object, and not one that comes with fedray."""
+    """Returns whether a name in a config means a user-defined object, rather than one that comes with fedray."""
     return ":" in name or name.endswith(".py")
 
 
 def import_object(name: str, key: str) -> Any:
     """Returns the object that ``module:Name`` or ``file.py:Name`` names.
 
-    A file's path is absolute or relative to the working directory. The file may have the name of another module, and it
-    is read again if it was edited since. What the file imports is looked for in its folder too, after all other
-    places. :func:`source_file` tells from which file an object came.
+    A file's path is absolute or relative to the working directory. The file may have the same name as another module,
+    and is read again if it has been edited. Modules that the file imports are also looked for in its folder, after all
+    other places. :func:`source_file` tells from which file an object came.
 
-    Raises :class:`UserError`, which names the config's ``key``, if there is no such object or its module raises.
+    Raises :class:`UserError`, which names the config's ``key``, if there is no such object or importing it fails.
     """
     module, attribute = _found(name, key)
     try:
@@ -52,8 +52,11 @@ def import_object(name: str, key: str) -> Any:
 
 
 def check_user_object(name: str, key: str) -> None:
-    """Raises :class:`UserError`, which names the config's ``key``, if ``name`` is user-defined and of no form that
-    there is, or names a file that can't be read. Nothing is imported."""
+    """Checks the name of a user-defined object without importing anything.
+
+    Raises :class:`UserError`, which names the config's ``key``, if ``name`` has neither of the two forms, or its file
+    can't be read.
+    """
     if is_user_defined(name) and not name.startswith(PREFIXES):
         where = _parts(name, key)[0]
         if where.endswith(".py"):
@@ -84,9 +87,9 @@ def _parts(name: str, key: str) -> tuple[str, str]:
 
 
 def source_file(thing: Any) -> Path | None:
-    """Returns the file whose code made a class, function or module, or made the class of any other object.
+    """Returns the file that defines a class, function or module, or the class of any other object.
 
-    Returns None for what was typed at a prompt, or comes from a compiled module.
+    Returns None for objects that were typed at a prompt or come from a compiled module.
     """
     owner = thing if isinstance(thing, ModuleType) or hasattr(thing, "__qualname__") else type(thing)
     module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__ or "")
@@ -95,9 +98,9 @@ def source_file(thing: Any) -> Path | None:
 
 
 def short_name(name: str) -> str:
-    """Returns a name as a part of a folder's name.
+    """Returns a short form of a name for use in a folder's name.
 
-    For ``path/to/file.py:Name`` it is ``file:Name``; other names stay as they are.
+    ``path/to/file.py:Name`` becomes ``file:Name``; other names stay as they are.
     """
     where, colon, attribute = name.rpartition(":")
     return f"{Path(where).stem}:{attribute}" if colon and where.endswith(".py") else name
@@ -136,7 +139,7 @@ def _module_in_file(file: str, what: str) -> ModuleType:
         sys.path.append(str(path.parent))
     sys.modules[name] = module
     try:
-        # not by the module's loader, which keeps bytecode and may miss an edit within the same second
+        # not by the module's loader, whose cached bytecode may miss an edit within the same second
         exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException:
         del sys.modules[name]
@@ -148,7 +151,7 @@ def _module_in_file(file: str, what: str) -> ModuleType:
 def as_user_error(what: str) -> Iterator[None]:
     """A context in which an error of the user's code becomes a :class:`UserError` of one line.
 
-    The line is ``what``, then the error's type and message, and the place in the user's files.
+    The line begins with ``what``. The error's type and message follow, and the place in the user's files.
     """
     try:
         yield
@@ -159,9 +162,9 @@ def as_user_error(what: str) -> Iterator[None]:
 
 
 def error_line(error: BaseException) -> str:
-    """Returns the type and message of an error in one line, and the place in the user's files that raised it.
+    """Returns an error's type and message in one line, and the place in the user's files that raised it.
 
-    The place is the last file and line of the traceback that is the user's.
+    The place is the last line of the user's code in the traceback.
     """
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 
 RECORDED = {"fedray", "torch", "torchvision", "numpy", "builtins", *sys.stdlib_module_names}
-"""The packages whose code does not count in a digest, because a run records their versions, or Python's."""
+"""The packages whose code does not count in a digest, because a run records their versions or the version of Python."""
 
 
 def with_length(part: str | bytes) -> bytes:
-    """Returns a part of what is hashed, after its length, so that ("ab", "c") and ("a", "bc") differ."""
+    """Returns ``part`` as bytes after its length, so that the hashes of ("ab", "c") and ("a", "bc") differ."""
     data = part.encode() if isinstance(part, str) else part
     return len(data).to_bytes(8, "big") + data
 
@@ -27,9 +27,9 @@ def sha256_of(*parts: str | bytes) -> bytes:
 
 
 def is_library(module: str | None) -> bool:
-    """Returns whether the module of this name comes from an installed package, and not from the user's files.
+    """Returns whether the module of this name comes from an installed package, rather than from the user's files.
 
-    What is in ``__main__`` is the user's, even if an installed program runs it, such as that of a notebook.
+    ``__main__`` is the user's, even if an installed program runs it, as in a notebook.
     """
     if module == "__main__":
         return False
@@ -41,7 +41,7 @@ def is_library(module: str | None) -> bool:
 def library_digest(module: str, name: str) -> bytes:
     """Returns the digest of something that a library defines.
 
-    It is that of its name, and also of the library's file if no run records the library's version.
+    It covers the name, and also the library's file if runs do not record the library's version.
     """
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
     return sha256_of(module, name, _content(module) if unrecorded else b"")
@@ -54,10 +54,10 @@ def _content(module: str) -> bytes:
 
 
 def source_digest(modules: Iterable[str], package: str = "", names: Collection[str] = ()) -> bytes:
-    """Returns the digest of the code in those of the ``modules`` that are the user's, and in the user's modules that
-    they import. Comments, line breaks and docstrings do not count. Nothing is imported for it.
+    """Returns the digest of the code in ``modules`` and in the modules that they import, without importing anything.
 
-    A module may lie in the ``package``. Of a package, what has one of these ``names`` counts too.
+    Only the user's modules count, without comments, line breaks and docstrings. Each name in ``modules`` is looked for
+    in the ``package`` too. Submodules of a package count if ``names`` has their name.
     """
     found: dict[str, str] = {}
     left = [each for name in modules for each in (name, f"{package}.{name}")]
@@ -67,7 +67,7 @@ def source_digest(modules: Iterable[str], package: str = "", names: Collection[s
         if file is None:
             continue
         found[module] = ""
-        # the packages around a module are run before it
+        # importing a module also runs the packages around it
         left.append(module.rpartition(".")[0])
         with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
             tree = ast.parse(file.read_bytes())
@@ -85,7 +85,7 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 
 def _imports_of(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yields what a module that stands in a ``package`` imports, whether these are modules or not."""
+    """Yields the dotted names that a module in ``package`` imports, which may be modules or objects in modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
@@ -97,7 +97,7 @@ def _imports_of(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Returns the file of one of the user's modules, or None for a library and for what is no module."""
+    """Returns the file of one of the user's modules, or None if ``module`` is a library or not a module."""
     if module in sys.modules:
         file = getattr(sys.modules[module], "__file__", None)
         return Path(file) if file and not is_library(module) else None

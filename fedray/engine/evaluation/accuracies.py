@@ -1,4 +1,4 @@
-"""Evaluates the models at the end of a round: cuts the work into tasks, and adds up their results."""
+"""Evaluates the models at the end of a round: cuts the evaluation into tasks, and adds up their results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from fedray.experiment.experiment import Experiment
 from fedray.tracking.columns import DIAGNOSTICS, METRICS
 
 EVAL_BLOCK = 1000
-"""The number of samples in an evaluation task. It is fixed, so that sums over blocks do not depend on who evaluates
-them."""
+"""The number of samples in an evaluation task. It is fixed, so that sums do not depend on the number of workers."""
 
 RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned"})
-"""Names that a further model can't have, because other columns are called so."""
+"""Names that a further model can't have, because other columns begin with them."""
 
 
 class Accuracies(Observer):
-    """An observer that has the models evaluated every ``run.eval_every`` rounds and after the last round. No phase
-    waits for the tasks of the evaluation."""
+    """An observer that starts an evaluation every ``run.eval_every`` rounds and after the last round. The next round
+    does not wait for its tasks."""
 
     def __init__(
         self, state: RunState, experiment: Experiment, scoring: Scoring, data: FederatedData, queue: TaskQueue
@@ -46,10 +45,10 @@ class Accuracies(Observer):
 
 
 class Evaluation:
-    """One evaluation of the models as they are now. Its ``tasks`` may be run at any time and in any order.
+    """One evaluation of the current models. Its ``tasks`` may be run at any time and in any order.
 
-    The last result that comes in completes ``result.metrics`` and ``result.scores``. The clients' states must be kept
-    until then. The test set is not evaluated if the configuration says so.
+    When the last result arrives, ``metrics`` and ``scores`` of the round's result are complete. The clients' states
+    must be kept until then. With ``run.eval_test=false`` the test set is not evaluated.
     """
 
     def __init__(
@@ -118,8 +117,8 @@ class Evaluation:
 
 
 def recorded_metrics(task: Task, label: str) -> list[str]:
-    """Returns the metrics that are recorded of ``label``: all of the evaluated model on the test set, and otherwise
-    the main one and the accuracy."""
+    """Returns the metrics that are recorded for ``label``: all of them for the evaluated model on the test set, and
+    otherwise the main metric and the accuracy."""
     if label == "test":
         return ["loss", *task.metrics]
     # train_loss is the loss of local training
@@ -128,10 +127,10 @@ def recorded_metrics(task: Task, label: str) -> list[str]:
 
 
 def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
-    """Returns the columns of metrics.csv beyond those that every run has: the user's metrics, the accuracies of further
-    models, and scores on clients' test shares.
+    """Returns the columns of metrics.csv that not every run has: the user's metrics, the metrics of further models, and
+    scores on clients' test shares.
 
-    Raises :class:`UserError` if a further model has a name that means something else.
+    Raises :class:`UserError` if a further model has a reserved name (:data:`RESERVED`).
     """
     for name in further:
         if name in RESERVED:

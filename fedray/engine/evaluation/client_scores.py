@@ -1,10 +1,9 @@
-"""Scores models on single clients: how good they are on the clients' test shares, by the task's
-main metric.
+"""Scores models for single clients: computes the task's main metric on each client's test share.
 
 Every model is scored on the same shares, so that the numbers can be compared. The models are the global model, the
 algorithm's further models, its personal models, and the global model after some steps of local training on each client.
-The first two are the same for all clients, so the evaluation of the whole test set already shows how good they are on
-each sample. Only models that differ from client to client are evaluated for their scores.
+The global and the further models are the same for all clients. So their scores follow from the evaluation of the whole
+test set, and only the models that differ from client to client need further evaluations.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ def columns_of_chosen(metric: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Says which clients are scored at each evaluation of a run, and by which models.
+    """Decides which clients are scored at each evaluation of a run, and with which models.
 
     The cohort is scored if there are ``personal`` models or ``finetune_steps``. The clients ``chosen`` by
-    ``run.eval_clients`` are always scored, whether they are in the cohort or not. ``metric`` is the task's main metric,
-    which is their score.
+    ``run.eval_clients`` are always scored, whether they are in the cohort or not. The score is ``metric``, the task's
+    main metric.
     """
 
     metric: str = "accuracy"
@@ -54,7 +53,7 @@ class Scoring:
 
     @classmethod
     def from_config(cls, experiment: Experiment, data: FederatedData) -> Scoring:
-        """Returns what the configuration asks for. Where the test set is left alone, no client is scored."""
+        """Returns the scoring that the configuration asks for. With ``run.eval_test=false`` no client is scored."""
         run = experiment.config.run
         if not run.eval_test:
             return cls(experiment.task.main)
@@ -73,7 +72,7 @@ class Scoring:
         return self.personal or self.finetune_steps > 0
 
     def models(self, further: Sequence[str]) -> list[str]:
-        """Returns the names of all models that a client is scored by."""
+        """Returns the names of all models that are scored."""
         own = {"personal": self.personal, "finetuned": self.finetune_steps > 0}
         return [GLOBAL, *further, *(name for name, there in own.items() if there)]
 
@@ -87,8 +86,8 @@ class Scoring:
 class ClientScores:
     """The scores of one round.
 
-    They are complete, as ``row`` and ``rows``, when :meth:`take` has had the result of each of the ``tasks``, and
-    :meth:`take_each` has had every model that was evaluated on the whole test set.
+    :meth:`row` and :meth:`rows` return them once :meth:`take` has received the results of all :meth:`tasks`, and
+    :meth:`take_each` the results of every model that was evaluated on the whole test set.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class ClientScores:
         self.scores: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
-        """Returns the tasks of scoring, for ``slots`` workers; ``handle`` names the broadcast that they need."""
+        """Returns the scoring tasks for ``slots`` workers. ``handle`` refers to the broadcast that they need."""
         members, experiment, steps = self.members, self.experiment, self.scoring.finetune_steps
         if not (self.scoring.of_cohort and members.ids):
             return []
@@ -143,8 +142,8 @@ class ClientScores:
         return tasks
 
     def take_each(self, model: str, each: NDArray[np.float64]) -> None:
-        """Takes the two numbers ``[n, 2]`` of each sample of the whole test set under a model. The model is the same
-        for all clients."""
+        """Takes the two numbers of the main metric for each sample of the whole test set, ``[n, 2]``, under a model
+        that is the same for all clients."""
         for client in self.members.ids:
             total, count = each[self.data.client_test(client)].sum(0)
             self._note(model, client, float(total), float(count))
@@ -179,8 +178,8 @@ class ClientScores:
         return row
 
     def rows(self) -> dict[str, Any]:
-        """Returns the columns of evaluation.parquet as lists, with a row for each client, whether it has a test share
-        or not."""
+        """Returns the columns of evaluation.parquet as lists, with a row for each client that is to be scored, even if
+        it has no test share."""
         chosen = frozenset(self.scoring.chosen)
         return {
             "round": self.round,
@@ -196,7 +195,7 @@ class ClientScores:
 
 
 def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
-    """Returns the clients ``ids``, described as a cohort of the server's round."""
+    """Returns the clients ``ids`` as a cohort of the current round."""
     if not ids:
         return Cohort()
     sizes = data.sizes()[ids]

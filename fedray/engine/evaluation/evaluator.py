@@ -24,23 +24,25 @@ from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, S
 from fedray.models.inspection import ModelFacts
 
 FEWEST, MOST, ENOUGH_FLOPS = 50, 500, 4e8
-"""On a CPU a forward pass of an evaluation has as many samples as take ``ENOUGH_FLOPS``, within these bounds.
+"""On a CPU a forward pass of an evaluation has as many samples as take ``ENOUGH_FLOPS``, but at least ``FEWEST`` and at
+most ``MOST``.
 
-Small models spend the time of a small pass starting operations: an MLP takes 0.48 times as long with 500 samples as
-with 50, and LeNet-5 0.73 times. With a larger model, the activations of many samples no longer fit into a core's cache:
-with 500, a network with convolutions of 64 channels takes 1.8 times as long. Measured by
+Small models spend most of a small pass starting operations: an MLP takes 0.48 times as long with 500 samples as with
+50, and LeNet-5 0.73 times. With larger models, the activations of many samples no longer fit into a core's cache: a
+network with convolutions of 64 channels takes 1.8 times as long with 500 samples. Measured by
 analysis/benchmarks/evaluation.py.
 """
 
 ON_GPU = 250
-"""The samples of a forward pass on a GPU, which has not been measured."""
+"""The number of samples of a forward pass on a GPU. It is a guess and has not been measured."""
 
 Sums = tuple[float, float]
 """The two sums from which a metric follows (:meth:`fedray.core.task.Task.sums`)."""
 
 
 def samples_of_pass(model: ModelFacts, device: str) -> int:
-    """Returns the number of samples in a forward pass of an evaluation, which depends on nothing but these two."""
+    """Returns the number of samples in a forward pass of an evaluation. It must not depend on anything else, because it
+    changes bits."""
     if device != "cpu":
         return ON_GPU
     if model.uncounted:
@@ -69,15 +71,15 @@ class Evaluator:
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """A context that seeds the random numbers of a module that draws even in evaluation mode."""
+        """A context that seeds random numbers, for a module that draws some even in evaluation mode."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
         return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
     def sums_over(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
-        """Returns the two sums of the loss and of each metric over some samples, and those of each sample for the main
-        metric, ``[n, 2]``."""
+        """Returns the two sums of the loss and of each metric over some samples, and the two numbers of the main metric
+        for each sample, ``[n, 2]``."""
         task = self.experiment.task
         found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
         each = np.ones((len(indices), 2))
@@ -100,7 +102,7 @@ class Evaluator:
         changes = network.writes or network.layout.buffers
         for start in range(0, len(indices), self.size):
             if start and changes:
-                # a batch must not depend on which others are evaluated by this process
+                # a batch must not depend on the other batches that this process evaluates
                 network.load(model)
             rows = slice(start, min(start + self.size, len(indices)))
             x, y = samples.gather(indices[rows])
@@ -143,7 +145,7 @@ class Evaluator:
             purpose=Purpose.FINETUNE,
         )
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
-        # all of it counts as evaluation, so nothing is clocked by itself
+        # a clock of its own, because all of this time counts as evaluation
         return self.clients.phase_of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
 
     @torch.no_grad()
@@ -155,11 +157,10 @@ class Evaluator:
         return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """Returns for each client the model that results from plain local steps on its data, which begin with the
-        global model.
+        """Returns for each client the global model after plain local steps on the client's data.
 
-        Every algorithm is fine-tuned as FedAvg trains, in place of its own local rule, so that their accuracies compare
-        the global models alone.
+        The global models of all algorithms are fine-tuned with FedAvg's local steps, so that differences between the
+        scores come from the global models alone.
         """
         client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
         carry = Carry({"y": client.start("x")})

@@ -1,1 +1,1 @@
-"""The Ray engine: its cluster, its actors, and what lies in its object store."""
+"""The Ray engine: its cluster, its actors, and the data in its object store."""

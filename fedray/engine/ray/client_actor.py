@@ -21,7 +21,7 @@ from fedray.experiment.experiment import Experiment
 
 
 class ClientActor:
-    """A Ray process that does tasks. It simulates whichever clients the tasks name."""
+    """A Ray process that does tasks. It simulates any clients that the tasks name."""
 
     def __init__(self, experiment: Experiment, data: StoredData, server: str) -> None:
         engine = experiment.config.engine
@@ -34,11 +34,11 @@ class ClientActor:
             require_device(self.device, experiment.precision)
             self.worker = Worker(Clients(experiment, data.get(), states, self.device, fetch=get))
         except UserError as error:
-            # if __init__ raised it, Ray would report a dead actor, with the cause as text only
+            # if __init__ raised the error, Ray would report a dead actor, with the cause only as text
             self._refusal = error
 
     def describe(self) -> tuple[str, dict[str, Any]]:
-        """Returns the name of the actor's node in Ray, and everything on which the bits of its results depend. Raises
+        """Returns Ray's name of the actor's node, and everything that the bits of its results depend on. Raises
         :class:`UserError` if the actor could not be set up."""
         if self._refusal is not None:
             raise self._refusal
@@ -71,9 +71,9 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
 
 
 class StateReader:
-    """An actor on a node other than the server's. It sends the files of clients' states that are kept there to whoever
-    needs them: to the server for a checkpoint, and to client actors on other nodes. It lives on when the client actors
-    of its node die, so that their files stay within reach."""
+    """An actor on a node other than the server's, which gives access to the clients' states there. It sends them to the
+    server for a checkpoint, and to client actors on other nodes. It survives the client actors of its node, so that
+    their files stay accessible."""
 
     def __init__(self, experiment: Experiment, server: str) -> None:
         self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)
@@ -89,7 +89,7 @@ class StateReader:
 
 
 def get(handle: Handle) -> Any:
-    """Returns what ``handle`` names. Raises :class:`StateLost` if it was lost together with its node."""
+    """Returns the data that ``handle`` refers to. Raises :class:`StateLost` if they were lost with their node."""
     if isinstance(handle, Enclosed):
         return handle.packed
     try:

@@ -1,4 +1,4 @@
-"""Finds, joins or starts the Ray cluster of a run, and asks what it has."""
+"""Finds, joins or starts the Ray cluster of a run, and queries its nodes and resources."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from fedray.engine.ray.local_cluster import ray_folder, start_cluster
 from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
-    # it imports torch, and Ray is started meanwhile
+    # imported for types only: it loads torch, which should happen while Ray starts
     from fedray.experiment.experiment import Experiment
 
 NO_TASK_EVENTS = {"enable_task_events": False}
-"""An option for actors. It stops Ray from recording their tasks, which are shown by its dashboard and by ``ray list
-tasks``: Ray's head keeps 5 KB for each of up to 100,000 tasks."""
+"""An option for actors. It stops Ray from recording their tasks for its dashboard and ``ray list tasks``, for which
+Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 
 RESOURCES = ("CPU", "GPU")
 """The kinds of Ray's resources that fedray asks for and reports."""
 
 TRIAL_BUNDLE = 0
-"""The bundle of a trial's placement group that holds the trial itself, and the server beside it."""
+"""The index of the bundle in a trial's placement group that is for the trial itself and its server."""
 
 
 def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
     """Returns the scheduling strategy that keeps an actor in the placement group of this process's trial, or None if
-    the process is in no trial. The group holds what the actors of the trial's run need. Anywhere else they would wait
-    for ever once trials have taken the whole cluster."""
+    the process belongs to no trial. The group has the resources for the actors of the trial's run. Outside it they
+    would wait forever once trials have taken the whole cluster."""
     group = ray.util.get_current_placement_group()
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
 
 
 def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool] = lambda: True) -> bool | None:
-    """Connects this process to a Ray cluster, unless it is connected: to the one at ``engine.address``, to the one that
-    this node belongs to, or to a new one, which is started as :func:`~fedray.engine.ray.local_cluster.start_cluster`
-    does.
+    """Connects this process to a Ray cluster, unless it is already connected. This is the cluster at
+    ``engine.address``, or else the one that this node belongs to, or else a new one, started by
+    :func:`~fedray.engine.ray.local_cluster.start_cluster`.
 
-    Returns whether the cluster was started here, or None if there was a connection before.
+    Returns whether the cluster was started here, or None if the process was already connected.
     """
     if ray.is_initialized():
         return None
@@ -56,7 +56,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
         return True
     say(f"connecting to the Ray cluster at {address} ...")
     try:
-        # ray.init may try for minutes where nobody listens
+        # ray.init may try for minutes if nobody listens at the address
         if ":" in address and "://" not in address:
             _connect(address)
         ray.init(address=address, **quiet)
@@ -66,16 +66,16 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
 
 
 def existing_cluster(engine: EngineConfig) -> str | None:
-    """Returns the address of the cluster that :func:`connect` would join; None if it would start one."""
+    """Returns the address of the cluster that :func:`connect` would join, or None if it would start one."""
     address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here()
     return None if address == "local" else address
 
 
 def _address_here() -> str | None:
-    """Returns the address of the cluster that this node belongs to, if that cluster still answers. A cluster that has
-    died leaves its address behind."""
+    """Returns the address of the cluster that this node belongs to, or None. A cluster that has died leaves its address
+    behind, so the cluster must answer."""
     try:
-        # where `ray start` leaves the address
+        # the file in which `ray start` stores the address
         address = (ray_folder() / "ray_current_cluster").read_text().strip()
         _connect(address, seconds=2)
     except (OSError, ValueError):
@@ -90,21 +90,21 @@ def _connect(address: str, seconds: float = 10) -> None:
 
 
 def resources(free: bool = False) -> dict[str, float]:
-    """Returns the amounts of Ray's resources by kind that the cluster has, or those that are ``free``."""
+    """Returns the amounts of Ray's resources in the cluster by kind, all of them or only the ``free`` ones."""
     ray_: Any = ray
     found: dict[str, float] = ray_.available_resources() if free else ray_.cluster_resources()
     return found
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Returns what Ray says of each node of the cluster that is alive."""
+    """Returns Ray's description of each node of the cluster that is alive."""
     ray_: Any = ray
     return [node for node in ray_.nodes() if node["Alive"]]
 
 
 def actor_count(experiment: Experiment) -> int:
-    """Returns ``engine.actors`` as a number. ``auto`` is as many as the cluster has room for, but no more than the
-    cohort has clients."""
+    """Returns ``engine.actors`` as a number. ``auto`` stands for as many actors as fit on the cluster, but at most one
+    for each client of a cohort."""
     engine, members = experiment.config.engine, experiment.cohort_size
     if engine.actors == "per_client":
         return members
@@ -119,8 +119,8 @@ def actor_count(experiment: Experiment) -> int:
 
 
 def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
-    """Raises :class:`UserError` if the cluster lacks what the run needs and can't grow, because no machine can join a
-    cluster that this process has started."""
+    """Raises :class:`UserError` if the cluster lacks resources that the run needs, and this process has started it, so
+    that no machine can join."""
     engine, total = experiment.config.engine, resources()
     wanted = {
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
@@ -139,8 +139,8 @@ def check_resources(experiment: Experiment, actors: int, started_here: bool) -> 
 
 
 def gpu_share(experiment: Experiment) -> float:
-    """Returns the fraction of a GPU that a client actor gets. It is a whole GPU while it is not known yet how many
-    actors can share one."""
+    """Returns the fraction of a GPU that a client actor gets. It is 1 as long as the number of actors that can share a
+    GPU is not known."""
     engine = experiment.config.engine
     if engine.actors_per_gpu == "auto":
         return 1.0
@@ -148,14 +148,14 @@ def gpu_share(experiment: Experiment) -> float:
 
 
 def shortage(actors: int, share: dict[str, float]) -> str:
-    """Says what so many client actors need and what the cluster has. ``share`` has Ray's options num_cpus and
-    num_gpus of one actor."""
+    """Returns a text that says what ``actors`` client actors need and what the cluster has. ``share`` has Ray's options
+    num_cpus and num_gpus of one actor."""
     each = {"CPU": share.get("num_cpus", 0), "GPU": share.get("num_gpus", 0)}
     return compared_with_cluster(f"engine.actors={actors} of {in_words(each)} each")
 
 
 def compared_with_cluster(request: str) -> str:
-    """Returns ``request``, and after it what the cluster has in all and what of it is free.
+    """Returns ``request``, followed by the total and the free resources of the cluster.
 
     ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
     """
@@ -165,13 +165,13 @@ def compared_with_cluster(request: str) -> str:
 
 
 def in_words(amounts: Mapping[str, float]) -> str:
-    """Amounts of resources by their kind, without those that are 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
+    """Returns a text with the amounts that are not 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
     return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
 
 
 def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | None:
-    """Returns what ``check()`` returns on the first node where it is not None, with the node's name; None if it is None
-    on all nodes. Raises :class:`UserError` if a node does not answer in ``timeout`` seconds."""
+    """Calls ``check()`` on all nodes, and returns the first result that is not None, with the node's name. Returns None
+    if there is no such result. Raises :class:`UserError` if a node does not answer within ``timeout`` seconds."""
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in living_nodes()}
     asked = {
         name: ray.remote(check)

@@ -1,4 +1,4 @@
-"""The Ray engine: a server actor runs the rounds, and the driver shows them and steers."""
+"""The Ray engine: a server actor runs the rounds, and the driver shows them and can stop the run."""
 
 from __future__ import annotations
 
@@ -42,12 +42,11 @@ from fedray.experiment.experiment import Experiment
 from fedray.usercode.modules import is_library
 
 BATCH_SECONDS = 0.1
-"""Rounds that are shorter than this are reported to the driver several at a time."""
+"""If rounds are shorter than this, several of them are reported to the driver at a time."""
 
 
 class ServerActor:
-    """Runs the rounds with the client actors ``actors``. The driver has begun to start them before the server, to save
-    time."""
+    """Runs the rounds with the client actors ``actors``, which the driver starts before the server to save time."""
 
     def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
         self.experiment, self.data, self.actors = experiment, data, actors
@@ -57,7 +56,7 @@ class ServerActor:
         self.opened: Run | None = None
 
     def run(self, lockstep: bool) -> None:
-        """Runs to the end. With ``lockstep`` the run waits for the driver's answer after each round."""
+        """Runs the experiment to its end. With ``lockstep`` it waits for the driver's answer after each round."""
         try:
             for events in self._run(lockstep):
                 self.events.put(events)
@@ -65,15 +64,15 @@ class ServerActor:
             self.events.put(None)
 
     def next(self, answer: bool | None) -> list[Any] | None:
-        """Returns the next events, or None at the end. ``answer`` says whether the run stops after the round that the
-        driver saw last."""
+        """Returns the next events, or None at the end. ``answer`` says whether the run must stop after the round that
+        was returned last; it is None if the run does not wait for an answer."""
         if answer is not None:
             self.answers.put(answer)
         return self.events.get()
 
     def _run(self, lockstep: bool) -> Iterator[list[Any]]:
-        """Opens the run and yields lists of events: lines to show, the round at which the run starts, and its
-        rounds."""
+        """Opens the run and yields lists of events: lines to show, the number of rounds that are already done, and
+        reports of new rounds."""
         data = self.data.get()
         engine, here = self.experiment.config.engine, ray.get_runtime_context().get_node_id()
         notes: list[str] = []
@@ -116,7 +115,7 @@ class ServerActor:
 
     @neutral()
     def look(self, what: str, name: str | None = None) -> Any:
-        """Does what :meth:`Run.look` does, while the run waits for the driver's answer."""
+        """Returns the result of :meth:`Run.look`. It is called while the run waits for the driver's answer."""
         assert self.opened is not None
         return self.opened.look(what, name)
 
@@ -130,8 +129,8 @@ class ServerActor:
 
 
 class RayEngine:
-    """Runs ``experiment`` on the cluster of ``start``. It can run once, because it then lets go of ``data``: they are
-    in Ray's store, which the processes of a node share, and would take memory here a second time."""
+    """Runs ``experiment`` on the cluster of ``start``. It can run only once, because it then frees ``data``: these are
+    in Ray's store, which all processes of a node share, and would take memory in this process a second time."""
 
     def __init__(self, experiment: Experiment, data: FederatedData, start: RayStart) -> None:
         self.experiment, self.data, self.start = experiment, data, start
@@ -139,10 +138,10 @@ class RayEngine:
     def run(self, driver: Driver) -> None:
         """Runs the experiment to its end.
 
-        If the server actor dies, it is started again once and goes on from the last checkpoint. The same is done up to
-        ``engine.max_retries`` times when clients' states were lost together with their node.
+        If the server actor dies, it is restarted once and continues from the last checkpoint. If clients' states are
+        lost with their node, the same happens up to ``engine.max_retries`` times.
         """
-        # actors keep the working directory that this process had when it joined Ray
+        # an absolute path, because actors have the working directory that this process had when it joined Ray
         output = {"output": str(Path(self.experiment.config.run.output).absolute())}
         experiment = _with_run_settings(self.experiment, output)
         started_here = self.start.ready()
@@ -182,8 +181,8 @@ def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experi
 
 
 def ship_user_code(objects: Iterable[Any]) -> None:
-    """Ships the user's modules to the actors by value: those in which ``objects`` were defined, and those
-    that are among them. The machines of the actors may not have these modules."""
+    """Makes Ray send user modules to the actors by value, because the actors' machines may not have them. These are the
+    modules in which ``objects`` were defined, and the modules among ``objects``."""
     for thing in objects:
         home = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
         module = sys.modules.get(home or "")
@@ -194,8 +193,8 @@ def ship_user_code(objects: Iterable[Any]) -> None:
 
 
 def _show(events: Iterable[tuple[str, Any]], driver: Driver, experiment: Experiment, server: Any) -> bool | None:
-    """Shows the driver some events of the server. Returns whether the run is to stop, or None if nobody is to say
-    so."""
+    """Shows some events of the server to the driver. Returns whether the run must stop, or None if the driver has no
+    callback for rounds."""
 
     def look(what: str, name: str | None = None) -> Any:
         return ray.get(server.look.remote(what, name))
@@ -216,7 +215,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
     here = ray.get_runtime_context().get_node_id()
     driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
     created = [create_actor(experiment, data, here) for _ in range(actors)]
-    # in a trial the server runs in the trial's own bundle
+    # in a sweep the server runs in the bundle of its trial
     group = in_trial_group(TRIAL_BUNDLE)
     server: Any = (
         ray.remote(ServerActor)
@@ -233,7 +232,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
     asked = False
     try:
         ended = server.run.remote(driver.on_round is not None)
-        # the driver asks for each batch of events, because a streaming generator takes milliseconds more for each
+        # the driver asks for each batch of events, because a streaming generator takes milliseconds more per batch
         coming = server.next.remote(None)
         deadline = time.monotonic() + engine.start_timeout + 60
         begun = False
@@ -251,7 +250,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
                     ) from None
                 continue
             if batch is None:
-                # raises what ended the run
+                # raises the error that ended the run
                 ray.get(ended)
                 return
             begun = True

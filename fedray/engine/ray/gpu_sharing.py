@@ -1,5 +1,4 @@
-"""Finds out how many client actors fit on a GPU, by measuring one that has the GPU to itself before the others
-start."""
+"""Determines how many client actors fit on a GPU. Before the client actors start, a single one is measured."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from fedray.experiment.experiment import Experiment
 
 
 class Probe:
-    """A client actor that only measures how much memory a client actor takes."""
+    """An actor that is set up like a client actor, to measure how much memory that takes."""
 
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
         engine = experiment.config.engine
@@ -34,7 +33,7 @@ class Probe:
 
 
 def footprint_of(clients: Clients) -> Footprint:
-    """Measures what this process takes of its GPU with a stack of the largest clients.
+    """Measures the GPU memory of this process while it trains a stack of copies of the client with the most samples.
 
     Raises :class:`UserError` if even one such stack does not fit.
     """
@@ -52,13 +51,13 @@ def footprint_of(clients: Clients) -> Footprint:
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
-    """Returns ``experiment`` with ``engine.actors_per_gpu`` as the number of actors that fit on a GPU.
+    """Returns ``experiment`` with ``engine.actors_per_gpu`` set to the number of actors that fit on a GPU.
 
-    Raises :class:`UserError`, which shows the arithmetic, if the user asked for more than that.
+    Raises :class:`UserError`, with the calculation, if the user asked for more actors.
     """
     engine = experiment.config.engine
     asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
-    # a trial's placement group has no whole GPU to measure on
+    # nothing is measured in a trial, whose placement group has no whole GPU
     if experiment.device != "cuda" or asked == 1 or in_trial_group():
         return experiment
     say("measuring what a client actor takes of a GPU ...")

@@ -1,4 +1,4 @@
-"""Starts a Ray cluster on this machine, also where the machine is busy or the folder for temporary files is deep."""
+"""Starts a Ray cluster on this machine, even if the machine is busy or the path of its temporary folder is long."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from fedray.config import EngineConfig
 from fedray.errors import RayNotStarted, UserError, first_line, first_sentence
 
 INLINE_BYTES = 4 << 20
-"""Results up to this size are sent together with an actor's answer. Ray's own limit is 100 kB. A larger result goes
-through the object store, which is asked several times for each and answers slowly while all cores train."""
+"""Results up to this size are sent together with an actor's answer. Ray's default limit is 100 kB. A larger result goes
+through the object store, which takes several requests, and answers slowly while all cores train."""
 
 OF_CLUSTER = {
-    # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
+    # by default Ray would start client actors, which do the main work, at a lower priority than other processes
     "RAY_worker_niceness": "0",
-    # they would wait without work: a fedray actor gets a process with environment variables of its own
+    # prestarted processes would stay idle, because fedray's actors need processes with other environment variables
     "RAY_prestart_worker_first_driver": "0",
     "RAY_max_direct_call_object_size": str(INLINE_BYTES),
 }
-"""Ray's settings for a cluster that is started here, as environment variables. Those that the user has set stay."""
+"""Ray's settings for a cluster that is started here, as environment variables. Variables that the user has set keep
+their values."""
 
 SOCKETS = "/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""The longest path, below the folder of Ray's files, of a socket; 4194304 stands for the number of this process."""
+"""The longest path of a socket below the folder of Ray's files; 4194304 stands for the number of this process."""
 
 SOCKET_BYTES = 103
-"""The most bytes that the path of a socket may have on every system."""
+"""The largest number of bytes that every system allows in the path of a socket."""
 
 SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -41,9 +42,9 @@ SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool], **options: Any) -> None:
     """Starts a cluster on this machine and connects to it, with further ``options`` of ``ray.init``.
 
-    If it does not start it is tried once more, in another folder, as long as ``wanted()`` is true; ``say`` is called
-    with a line about that. No process of a failed start is left. Raises :class:`RayNotStarted` if the second try fails
-    too, and :class:`UserError` if the fault is ``engine.spill_dir``.
+    If the start fails, there is a second attempt in another folder, as long as ``wanted()`` is true; ``say`` gets a
+    line about it. No process of a failed start is left running. Raises :class:`RayNotStarted` if the second attempt
+    fails too, and :class:`UserError` if ``engine.spill_dir`` is the cause.
     """
     for name, value in OF_CLUSTER.items():
         os.environ.setdefault(name, value)
@@ -62,8 +63,8 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
 
 
 def ray_folder() -> Path:
-    """Returns the folder in which Ray keeps its files on this machine, unless it is set otherwise."""
-    # as Ray has it; it has no public function for that
+    """Returns the default folder of Ray's files on this machine."""
+    # follows Ray's own rule, for which Ray has no public function
     place = next((os.environ[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "/tmp")
     return Path(place, "ray").absolute()
 
@@ -87,10 +88,10 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
 
 
 def end_processes() -> None:
-    """Ends all processes of clusters that this process has started, and waits until they are gone."""
+    """Ends all processes of the clusters that this process has started, and waits until they are gone."""
     import psutil  # it comes with Ray, and is found once Ray is imported
 
-    # the name of a cluster's folder has the number of the process that started it
+    # the name of a cluster's folder contains the number of the process that started it
     ours = re.compile(rf"/session_[\d_-]+_{os.getpid()}(/|$)", re.MULTILINE)
 
     def left() -> list[Any]:
@@ -104,7 +105,7 @@ def end_processes() -> None:
 
 
 def _other_folder(folder: Path) -> Path:
-    """Makes a new folder for Ray's files beside ``folder``, or where there is room if that can't be done."""
+    """Makes a new folder for Ray's files beside ``folder``, or in one of :data:`SHORT_PLACES` if that fails."""
     for place in (folder.parent, *SHORT_PLACES):
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="ray-", dir=place))
@@ -112,9 +113,9 @@ def _other_folder(folder: Path) -> Path:
 
 
 def _short(folder: Path) -> Path:
-    """Returns ``folder``, or a symbolic link to it if paths of sockets in it would be longer than the system allows.
+    """Returns ``folder``, or a symbolic link to it if the paths of sockets in it would be too long.
 
-    The link is always the same for a folder and a user. Raises OSError if it can't be made.
+    A user always gets the same link for the same folder. Raises OSError if the link can't be made.
     """
     if len(os.fsencode(folder)) + len(SOCKETS) <= SOCKET_BYTES:
         return folder

@@ -1,4 +1,4 @@
-"""A pool of Ray actors. An actor that dies is replaced, and another one does its task again."""
+"""A pool of Ray actors. If an actor dies, it is replaced, and another one repeats its task."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment.experiment import Experiment
 
 ENCLOSED_BYTES = 1 << 16
-"""Broadcasts up to this size travel within each task. A larger one is put into Ray's object store once, from where each
-actor fetches it, which takes it about a millisecond."""
+"""Broadcasts up to this size travel within each task. A larger one is put into Ray's object store once, and each actor
+fetches it from there, which takes about a millisecond."""
 
 MARGIN = 1.2
-"""How much slower than before an actor may be without the others having to wait for it."""
+"""The factor by which an actor may be slower than before without the others having to wait for it."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ class _Sent:
 class RayPool:
     """The client actors of a run.
 
-    ``actors`` are those that the driver has started. They are awaited for ``engine.start_timeout`` seconds. ``states``
-    is the folder of the server's node. ``note(line)`` records a line.
+    ``actors`` have been started by the driver; the pool waits for them for ``engine.start_timeout`` seconds. ``states``
+    is the state folder of the server's node. ``note(line)`` records a line.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class RayPool:
         self.nodes: dict[Any, str] = {}
         self.readers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
-        # for each actor: samples of its tasks, and the seconds that they took; each new task halves the weight of the
-        # older
+        # for each actor: the samples of its tasks, and the seconds that they took; each new task halves the weight of
+        # the older ones
         self.done: dict[Any, tuple[float, float]] = {}
         self.failed_starts = 0
         self._published = 0
-        # what was put into Ray's store, for the tasks of one phase, of files of this node
+        # references to copies in Ray's store of files of this node, for the tasks of one phase
         self._copies: dict[Any, Any] = {}
         for actor in actors:
             self._expect(actor)
@@ -98,10 +98,10 @@ class RayPool:
                 )
 
     def _welcome(self, timeout: float) -> None:
-        """Waits for one of the actors that are starting, and adds it to those that get work.
+        """Waits for one of the actors that are starting, and adds it to those that get tasks.
 
-        If none has started after ``timeout`` seconds, nothing changes. An actor that died while it started is replaced,
-        unless that happened too often or the cause would be the same again, which raises.
+        If none has started after ``timeout`` seconds, nothing changes. An actor that died while it started is replaced.
+        An error is raised if that happened too often, or if a new actor would fail for the same reason.
         """
         ready, _ = ray.wait(list(self.starting), num_returns=1, timeout=timeout)
         for reference in ready:
@@ -129,7 +129,7 @@ class RayPool:
         self.alive.append(actor)
 
     def _open(self, node: str) -> None:
-        """Starts a reader of states on ``node``, and removes the states that a killed run may have left there."""
+        """Starts a :class:`StateReader` on ``node``, and removes states that a killed run may have left there."""
         if node != self.states.node and node not in self.readers:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
@@ -139,17 +139,17 @@ class RayPool:
 
     @property
     def task_fraction(self) -> float:
-        """The fraction of an even share of the work left that one task should be.
+        """The size that a task should have, as a fraction of an even share of the remaining work.
 
-        It is so small that the slowest actor finishes its task before the others run out of work: slowest speed / mean
-        speed / :data:`MARGIN`. With speeds of 100 and 300 samples a second, it is 100 / 200 / 1.2 = 0.42. Before the
-        speed of every actor is known it is 0.5.
+        It is small enough that the slowest actor finishes its task before the others run out of work: slowest speed /
+        mean speed / :data:`MARGIN`. With speeds of 100 and 300 samples a second, it is 100 / 200 / 1.2 = 0.42. It is
+        0.5 until the speed of every actor is known.
         """
         speeds = self._speeds().values()
         return min(speeds) / statistics.fmean(speeds) / MARGIN if speeds else 0.5
 
     def _speeds(self) -> dict[Any, float]:
-        """Returns how many samples a second each actor has done; nothing before this is known of all of them."""
+        """Returns the speed of each actor in samples per second, or an empty mapping if some speeds are not known."""
         if not all(actor in self.done for actor in self.alive):
             return {}
         of_alive = {actor: self.done[actor] for actor in self.alive}
@@ -160,8 +160,8 @@ class RayPool:
         if packed.bytes > ENCLOSED_BYTES:
             return ray.put(packed)
         self._published += 1
-        # a copy, because it is sent again to whoever does a later phase of the round, and the server may have changed
-        # its own by then
+        # a copy, because the tasks of later phases contain the broadcast too, and the server may have changed its
+        # vectors by then
         return Enclosed(self._published, Packed(map_leaves(np.array, packed.arrays), packed.widths))
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
@@ -201,13 +201,13 @@ class RayPool:
             yield done.task, result
 
     def settle(self) -> None:
-        # an actor returns a result when the files are there
+        # an actor returns a result only after it has written the files
         pass
 
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
-        """Sends a task to each actor that has none. While more are left than the last one for everybody, an actor gets
-        its next task before it has finished the one that it has, because it takes milliseconds to send a task. A slow
-        actor does not, because it would keep the task from the others."""
+        """Sends a task to each actor that has none. Because sending a task takes milliseconds, an actor gets a second
+        task before it has finished the first, as long as more tasks are left than there are actors. A slow actor gets
+        no second task, because the others can do it sooner."""
         load, speeds = Counter(id(item.actor) for item in sent.values()), self._speeds()
         usual = statistics.fmean(speeds.values()) if speeds else 0.0
         fast = {actor for actor, speed in speeds.items() if speed * MARGIN >= usual}
@@ -228,7 +228,7 @@ class RayPool:
         sent[actor.run.remote(self._within_reach(task, self.nodes[actor]))] = _Sent(actor, task)
 
     def _within_reach(self, task: Task, node: str) -> Task:
-        """Returns ``task`` with handles by which an actor on ``node`` can reach what they name."""
+        """Returns ``task`` with its handles replaced by handles that an actor on ``node`` can resolve."""
         if isinstance(task, ScoreTask):
             return replace(task, states=[self._near(state, node) for state in task.states])
         if not isinstance(task, PhaseTask):
@@ -240,8 +240,8 @@ class RayPool:
         return replace(task, states=states, received=[received[each] for each in task.received])
 
     def _near(self, state: Handle | None, node: str) -> Handle | None:
-        """Returns a handle of a state by which an actor on ``node`` can reach it: a file on that node, or an object
-        that Ray brings there."""
+        """Returns a handle of a state that an actor on ``node`` can resolve: a file on that node, or a reference to an
+        object that Ray sends there."""
         if not isinstance(state, StateFile) or state.node == node:
             return state
         if state.node == self.states.node:
@@ -249,8 +249,8 @@ class RayPool:
         return self.readers[state.node].read.remote(state)
 
     def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
-        """Returns the first task that ``actor`` should do: one whose earlier phase it did, or whose earlier actor is
-        gone."""
+        """Returns the first task for ``actor``: one whose earlier phase it did itself, or whose earlier phase was done
+        by an actor that no longer exists."""
         for task in queue:
             owner = self.owners.get(task.start)
             if owner is actor or owner not in self.actors:
@@ -258,14 +258,15 @@ class RayPool:
         return None
 
     def _lost(self, line: str, times: int) -> None:
-        """Replaces an actor that died. ``times`` says how often in a row the same has happened."""
+        """Replaces an actor that died. ``times`` says how often in a row this has happened; if it is too often, an
+        error is raised."""
         self.note(line)
         if times > self.max_retries:
             raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")
         self._expect(create_actor(self.experiment, self.data, self.states.node))
 
     def keep(self, name: str, vectors: State) -> StateFile:
-        # a file, and not an object of Ray's, which would take memory for as long as any client may ask for it
+        # a file, because an object in Ray's store would take memory for as long as any client may need it
         return self.states.write(name, vectors)
 
     def fetch(self, handle: StateFile) -> State:
@@ -286,7 +287,7 @@ class RayPool:
             self.readers[node].drop.remote(files)
 
     def _remove(self, actor: Any) -> None:
-        """Ends an actor, whether it is alive or not, and forgets it."""
+        """Ends an actor, dead or alive, and removes it from the pool."""
         self.actors.remove(actor)
         if actor in self.alive:
             self.alive.remove(actor)
@@ -304,7 +305,7 @@ class RayPool:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """Returns the exception that a task raised, without what Ray wraps around it."""
+    """Returns fedray's own exception from within the error in which Ray has wrapped it, or else Ray's error."""
     cause = error.cause
     return cause if isinstance(cause, (UserError, ClientError)) else error
 

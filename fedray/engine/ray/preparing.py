@@ -1,7 +1,7 @@
-"""Maps samples from files on all nodes of a Ray cluster, for ``fedray data prepare``.
+"""Writes the samples of a data set to memory-mapped files, with all nodes of a Ray cluster (``fedray data prepare``).
 
 The driver's node writes the files. All nodes that have the data set read items for it, with all their processors. In
-the end each node that does not share the driver's folder gets a copy.
+the end, each node that does not share the driver's folder gets a copy.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from fedray.errors import ClientError, UserError, first_line
 from fedray.util.files import move_whole
 
 PIECE = 64 << 20
-"""The bytes of a file that are sent to other nodes at once."""
+"""The number of bytes of a file that are sent to other nodes at a time."""
 
 
 class NodeReader:
-    """An actor on another node. It reads items there, and takes the node's copy of the files."""
+    """An actor on another node, which reads items there and writes the node's copy of the files."""
 
     def __init__(self) -> None:
         self.fillings: dict[tuple[str, ...], Filling] = {}
-        # other preparers may be at work
+        # distinguishes this copy from those of other commands that run at the same time
         self.token = uuid.uuid4().hex
 
     def about(self) -> tuple[str, int]:
@@ -46,20 +46,21 @@ class NodeReader:
         return platform.node(), os.cpu_count() or 1
 
     def obstacle(self, items: LazyItems, digest: str) -> str | None:
-        """Returns why this node can't read items that have the given digest, or None if it can."""
+        """Returns the reason why this node can't read ``items`` with this ``digest``, or None if it can."""
         try:
             return None if items.digest() == digest else f"its files of {items.name} are others"
         except UserError as error:
             return str(error)
 
     def load(self, files: tuple[str, ...], filling: Sequence[Any], chunk: int) -> list[np.ndarray]:
-        """Reads a chunk for ``files``. ``filling`` is a reference to their filling, which is fetched once."""
+        """Reads a chunk of samples for ``files``. ``filling`` holds a reference to the :class:`Filling` of these files,
+        which is fetched once."""
         if files not in self.fillings:
             self.fillings[files] = ray.get(filling[0])
         return self.fillings[files].load(chunk)
 
     def has(self, folder: Path, columns: str) -> bool:
-        """Returns whether ``folder`` is here, and holds what ``columns`` describes."""
+        """Returns whether this node has ``folder`` with intact files as ``columns`` describes them."""
         place = folder / COLUMNS
         if not place.exists() or place.read_text() != columns:
             return False
@@ -85,7 +86,7 @@ class NodeReader:
             file.write(piece.data)
 
     def finish(self, folder: Path, columns: str) -> None:
-        """Puts the copy in its place, where it is checked. What was there before is removed."""
+        """Checks the copy, and moves it to its final place, where it replaces an earlier one."""
         staging = self._staging(folder)
         (staging / COLUMNS).write_text(columns)
         for file in staging.glob("*.npy"):
@@ -94,7 +95,7 @@ class NodeReader:
         move_whole(staging, folder)
 
     def drop(self, folder: Path) -> None:
-        """Removes what was copied, unless it is finished."""
+        """Removes an unfinished copy."""
         shutil.rmtree(self._staging(folder), ignore_errors=True)
 
     def _staging(self, folder: Path) -> Path:
@@ -104,10 +105,9 @@ class NodeReader:
 def map_on_cluster(
     arrays: dict[str, Any], folder: Path, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Does what :func:`fedray.data.storage.mapping.map_arrays` does, on all nodes of the cluster that this process
-    belongs to.
+    """Does the same as :func:`fedray.data.storage.mapping.map_arrays`, but with all nodes of this process's cluster.
 
-    Raises :class:`UserError`, which names the node, if the samples can't be read or written there.
+    Raises :class:`UserError`, which names the node, if a node can't read or write the samples.
     """
     items = [tree for tree in arrays.values() if isinstance(tree, LazyItems)]
     ship_user_code(type(each.dataset) for each in items)
@@ -138,7 +138,7 @@ def map_on_cluster(
 
 
 def _copy(mapped: dict[str, Any], folder: Path, columns: str, nodes: Sequence[_Node]) -> None:
-    """Sends the files of ``folder`` to other nodes, piece by piece."""
+    """Copies the files of ``folder`` to other nodes, piece by piece."""
     files = [Path(shipped(leaf).path) for tree in mapped.values() for leaf in leaves(tree)]
     try:
         _each(nodes, "begin", folder, sum(file.stat().st_size for file in files))
@@ -158,7 +158,7 @@ def _each(nodes: Sequence[_Node], method: str, *arguments: Any) -> None:
 
 
 class _Node:
-    """Another node, by its Ray id, with an actor on it."""
+    """Another node (its Ray id), with a :class:`NodeReader` on it."""
 
     def __init__(self, node: str) -> None:
         place = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -186,7 +186,7 @@ class _Node:
             ) from None
 
     def obstacle(self, items: LazyItems, digest: str) -> str | None:
-        """Returns why the node can't read items, or None if it can."""
+        """Returns the reason why the node can't read ``items``, or None if it can."""
         try:
             found: str | None = self.ask("obstacle", items, digest)
             return found
@@ -194,7 +194,7 @@ class _Node:
             return first_line(error.cause or error)
 
     def load(self, filling: Filling, chunk: int) -> list[np.ndarray]:
-        """Has the node read a chunk. The data set is sent once."""
+        """Returns a chunk that the node has read. The data set is sent to the node only once."""
         with self._lock:
             if filling.files not in self._fillings:
                 self._fillings[filling.files] = ray.put(filling)

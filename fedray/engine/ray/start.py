@@ -1,5 +1,5 @@
-"""Starts Ray in a thread while torch and the data are loaded, because each takes seconds. This module imports neither
-of them."""
+"""Starts Ray in a thread while torch and the data are loaded, because each of these takes seconds. So this module
+imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ LIMITS = {
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",
 }
-"""How long Ray's processes wait for each other while they start, as environment variables. Ray's own limits, of 10 to
-60 seconds, are too short for a machine on which 20 others want each processor. Those that the user has set stay."""
+"""How long Ray's processes wait for each other while they start, as environment variables. Ray's default limits of 10
+to 60 seconds are too short on a machine with 20 busy processes per core. Variables that the user has set keep their
+values."""
 
 PATIENCE = 15.0
-"""The seconds after which a line says that Ray is waited for; the next one comes after four times as many."""
+"""The seconds after which a line says that fedray waits for Ray. Further lines come at intervals of four times this."""
 
 _given_up: list[threading.Thread] = []
-"""Threads whose connection nobody needs any more. Each closes it as soon as it is there."""
+"""Threads that still make a connection that nobody needs any more. Each closes its connection once it is made."""
 
 
 def _busy() -> str:
@@ -35,11 +36,11 @@ def _busy() -> str:
 
 
 class RayStart:
-    """A connection to Ray, made in a thread of its own. With ``at_once`` it is begun immediately, otherwise when it is
-    first needed. It is closed at the end of the context. An error that ends the context does not wait for a connection
-    that is not there yet.
+    """A connection to Ray, which is made in a separate thread. It is a context, and closes the connection at its end.
 
-    A connection that this process had before is used, and stays open.
+    With ``at_once`` the thread starts immediately, otherwise when the connection is first needed. If an error ends the
+    context, it does not wait for a connection that is still being made. A connection that this process had before is
+    used, and stays open.
     """
 
     def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
@@ -51,7 +52,7 @@ class RayStart:
             self._thread.start()
 
     def say(self, line: str) -> None:
-        """Shows a line, unless nobody waits for Ray any more."""
+        """Shows a line, unless the context has ended."""
         if not self._over.is_set():
             self._tell(line)
 
@@ -63,7 +64,7 @@ class RayStart:
                 self._found.set_result(None)
                 return
             for name, value in LIMITS.items():
-                # some of them are read when Ray is imported
+                # set before the import, because Ray reads some of them then
                 os.environ.setdefault(name, value)
             import ray
 
@@ -73,14 +74,14 @@ class RayStart:
         except BaseException as error:
             self._found.set_exception(error)
             return
-        # Linux ends Ray's daemons together with the thread that started them
+        # the thread must stay alive, because Linux ends Ray's daemons together with the thread that started them
         self._over.wait()
         if self._found.result() is not None:
             ray.shutdown()
 
     def ready(self) -> bool:
-        """Waits for the connection, and says so if it takes long. Returns whether the cluster was started here, so that
-        no other node can join it. Raises :class:`fedray.errors.RayNotStarted` if none could be started."""
+        """Waits for the connection, and shows a line if that takes long. Returns whether the cluster was started here,
+        so that no other node can join it. Raises :class:`fedray.errors.RayNotStarted` if Ray could not be started."""
         if self._thread.ident is None:
             self._thread.start()
         patience, waited = PATIENCE, 0.0
@@ -94,15 +95,15 @@ class RayStart:
             raise RayNotStarted(f"{error}; {_busy()}") from None
 
     def gpus(self) -> float:
-        """Waits for the connection. Returns how many GPUs all nodes of the cluster have together."""
+        """Waits for the connection, and returns the number of GPUs in the whole cluster."""
         self.ready()
         from fedray.engine.ray.cluster import resources
 
         return resources().get("GPU", 0.0)
 
     def missing(self, check: Callable[[], str | None]) -> str | None:
-        """Waits for the connection. Returns what ``check()`` returns on the first node where it is not None, with the
-        node's name; None if there is none."""
+        """Waits for the connection, and calls ``check()`` on all nodes. Returns the first result that is not None, with
+        the node's name, or None if there is no such result."""
         self.ready()
         from fedray.engine.ray.cluster import missing_on_nodes
 

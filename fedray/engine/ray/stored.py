@@ -1,4 +1,4 @@
-"""Puts a data set into Ray's object store. Its samples are stored once, however many runs of a sweep use them."""
+"""Puts a data set into Ray's object store. Its samples are stored only once, even if many runs of a sweep use them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SAMPLES = ("x", "y", "x_test", "y_test")
 
 _NONE: Any = np.empty(0)
 
-# by the arrays' ids: the reference that they came from, and the arrays, so that the ids stay theirs
+# by the ids of arrays: the reference from which they were fetched, and the arrays, which keep their ids while alive
 _fetched: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
 
 @dataclass(frozen=True)
 class StoredData:
-    """A stored :class:`FederatedData`: ``samples`` refers to its large arrays, ``rest`` to all else."""
+    """A :class:`FederatedData` in the store: ``samples`` refers to its large arrays, and ``rest`` to all else."""
 
     samples: Any
     rest: Any
 
     def get(self) -> FederatedData:
-        """Returns the data; the arrays are read-only views into the store of this node, or into files on it."""
+        """Returns the data. Their arrays are read-only views into this node's store, or into files on this node."""
         rest: FederatedData = ray.get(self.rest)
         arrays = [map_leaves(received, tree) for tree in ray.get(self.samples)]
         return replace(rest, **dict(zip(SAMPLES, arrays, strict=True)))
@@ -46,13 +46,13 @@ def store(data: FederatedData) -> StoredData:
 
 @dataclass(frozen=True)
 class StoredSource:
-    """A stored :class:`Source`: ``samples`` refers to its samples, ``rest`` is all else."""
+    """A :class:`Source` in the store: ``samples`` refers to its samples, and ``rest`` is the source without them."""
 
     samples: Any
     rest: Source
 
     def get(self) -> Source:
-        """Returns the source; what :func:`store` puts into the store of it is nothing new."""
+        """Returns the source. :func:`store` does not store its samples again."""
         arrays = tuple(map_leaves(received, tree) for tree in ray.get(self.samples))
         _fetched[tuple(map(id, arrays))] = self.samples, arrays
         x, y, x_test, y_test = arrays
@@ -60,7 +60,7 @@ class StoredSource:
 
 
 def store_source(source: Source) -> StoredSource:
-    """Stores the samples of ``source``."""
+    """Stores the samples of ``source``, and returns the stored source."""
     arrays = (source.x_train, source.y_train, source.x_test, source.y_test)
     samples = ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
     return StoredSource(samples, replace(source, x_train=_NONE, y_train=_NONE, x_test=_NONE, y_test=_NONE))

@@ -1,1 +1,1 @@
-"""What a run keeps: clients' states, the server's, and checkpoints."""
+"""The state of a run: the clients' states, the server's state, and checkpoints."""

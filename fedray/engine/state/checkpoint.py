@@ -1,9 +1,9 @@
-"""Writes and reads checkpoints, from which a run that was interrupted goes on.
+"""Writes and reads checkpoints, from which an interrupted run continues.
 
-A checkpoint is whole or it is not there: its files are written beside their final place, flushed to disk, and then
-renamed. Every file has a checksum, and nothing is pickled. ``round-N/`` holds what changes in every round. Files that
-many rounds share (a client's state, a model of an earlier round) lie in ``shared/``: each is written once, and kept as
-long as a checkpoint names it.
+A checkpoint is never incomplete: its files are written to a temporary folder, flushed to disk, and then renamed. Every
+file has a checksum, and nothing is pickled. ``round-N/`` has the data that change in every round. Files that many
+rounds share (a client's state, a model of an earlier round) are in ``shared/``. Each is written once, and kept as long
+as a checkpoint refers to it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fedray.errors import UserError
 from fedray.util.files import move_whole, sha256_of_file
 
 FORMAT = 3
-"""The version of a checkpoint's files. A run can't go on from a checkpoint of another version."""
+"""The version of the format. A run can't continue from a checkpoint of another version."""
 
 THREADS = 4
-"""The number of files that are linked or checked at the same time. Threads help, because most of that time is spent on
-the disk or in a checksum, neither of which holds Python's lock."""
+"""The number of files that are linked or checked at the same time. Threads help, because most of the time goes to the
+disk or to checksums, neither of which holds Python's global lock."""
 
 
 @dataclass
 class Checkpoint:
-    """All that a run needs to go on after round ``round``.
+    """Everything that a run needs to continue after round ``round``.
 
-    ``vectors`` are the server's models and tensors. ``states`` are the files of the clients' states, by client.
-    ``past`` are the files of the earlier models that clients or the server still need, by round. ``record`` is the
-    rest, as JSON: the server's table of numbers, and the costs so far.
+    ``vectors`` are the server's models and tensors. ``states`` has the files of the clients' states, by client.
+    ``past`` has the files of the earlier models that clients or the server still need, by round. ``record`` has the
+    rest, which is stored as JSON: the server's table of numbers, the costs so far, and the like.
     """
 
     round: int
@@ -63,8 +63,8 @@ def save(
 ) -> Path:
     """Writes a checkpoint into ``folder``, removes all but the last ``keep``, and returns its path.
 
-    ``states`` and ``past`` name files in ``shared/``. ``store(name, path)`` is called for each of them that no earlier
-    checkpoint has, and must write it to ``path``.
+    ``states`` and ``past`` have names of files in ``shared/``. For each of them that no earlier checkpoint has,
+    ``store(name, path)`` is called and must write the file to ``path``.
     """
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def save(
 
 
 def load_last(folder: Path, warn: Any) -> Checkpoint | None:
-    """Returns the newest checkpoint that is whole, or None if there is none. ``warn(line)`` is called for each damaged
+    """Returns the newest undamaged checkpoint, or None if there is none. ``warn(line)`` is called for each damaged
     one."""
     for path in reversed(_rounds(folder)):
         try:
@@ -120,8 +120,8 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
 def discard(folder: Path, after: int) -> None:
     """Removes the unfinished files of writers that were interrupted, and all checkpoints after round ``after``.
 
-    A run that goes on after that round has found those damaged. It makes their rounds again and writes files of the
-    same names, so that nothing of them may stay.
+    A run that continues after that round has found the later checkpoints damaged. It repeats their rounds and writes
+    files with the same names, so all of the old files must be removed.
     """
     damaged = [path for path in _rounds(folder) if int(path.name.removeprefix("round-")) > after]
     for path in [*folder.glob(".round-*"), *damaged]:
@@ -131,8 +131,8 @@ def discard(folder: Path, after: int) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Flushes everything that was written to the disk of ``folder``. This is one call, because an fsync for each of
-    many small files takes far longer."""
+    """Flushes all writes to the disk of ``folder`` in one call, because an fsync for each of many small files takes far
+    longer."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
@@ -146,7 +146,7 @@ def _rounds(folder: Path) -> list[Path]:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the shared files that no checkpoint names any more."""
+    """Removes the shared files that no checkpoint refers to any more."""
     named = {name for path in _rounds(folder) for name in _checksums(path)}
     for path in (folder / "shared").glob("*"):
         if f"shared/{path.name}" not in named:
@@ -154,7 +154,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _checksums(path: Path) -> dict[str, str]:
-    """Returns the checksums of a checkpoint's files by name, or nothing if they can't be read."""
+    """Returns the checksums of a checkpoint's files by name; empty if they can't be read."""
     try:
         sums = json.loads((path / "checksums.json").read_text())
     except (OSError, ValueError):
@@ -195,10 +195,10 @@ def _each(do: Callable[[str], None], names: Iterable[str]) -> None:
 
 
 def flat_sha256(named: Mapping[str, Tensor]) -> str:
-    """Returns the sha256 of a model: of the bytes of its tensors as float32, one after another.
+    """Returns the sha256 of a model, computed from the bytes of its tensors as float32, one after another.
 
-    The trainable parameters come first, in the module's order. The buffers (running statistics, say) follow in theirs;
-    whole-number buffers count as float32 too.
+    The trainable parameters come first, in the module's order. The buffers (such as running statistics) follow, also in
+    the module's order; whole-number buffers are converted to float32 too.
     """
     digest = hashlib.sha256()
     for tensor in named.values():

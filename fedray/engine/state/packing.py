@@ -1,4 +1,4 @@
-"""Converts models and vectors to plain arrays, which travel between processes and are written to files, and back."""
+"""Converts models and vectors to plain arrays and back, to send them between processes and to write them to files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Packed:
-    """Models and vectors by name as plain ``arrays``. ``widths`` holds the number of parameters of those that are
-    models. A batch of inputs may be a tuple or dict of arrays."""
+    """Models and vectors as plain ``arrays``, by name. ``widths`` has the number of parameters of each model. A batch
+    of inputs may be a tuple or dict of arrays."""
 
     arrays: dict[str, Any]
     widths: dict[str, int]
 
     @classmethod
     def pack(cls, vectors: Mapping[str, Vector]) -> Packed:
-        """Packs models and vectors as tensors, each on the device where it is."""
+        """Packs models and vectors as tensors, which stay on their devices."""
         rows = {name: value.row if isinstance(value, Model) else value for name, value in vectors.items()}
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
 
@@ -34,12 +34,12 @@ class Packed:
         return sum(value.nbytes for value in leaves(self.arrays))
 
     def numpy(self) -> Packed:
-        """Returns the same as numpy arrays."""
+        """Returns the same models and vectors as NumPy arrays."""
         return Packed(map_leaves(lambda value: on_host(value).numpy(), self.arrays), self.widths)
 
     def unpack(self, device: torch.device) -> dict[str, Vector]:
-        """Returns the models and vectors in fresh memory of this process, because the memory in which they arrived may
-        be shared, read-only or unaligned."""
+        """Returns the models and vectors in fresh memory on ``device``, because the memory in which they arrived may be
+        shared, read-only or unaligned."""
         tensors = map_leaves(lambda value: _own(value, device), self.arrays)
         return {
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor
@@ -49,14 +49,14 @@ class Packed:
 
 @dataclass(frozen=True)
 class Enclosed:
-    """A broadcast that travels within each task. ``number`` tells it from the other broadcasts of its pool."""
+    """A broadcast that travels within each task. ``number`` identifies it among the broadcasts of its pool."""
 
     number: int
     packed: Packed = field(compare=False)
 
 
 def tensor_over(array: Any) -> Tensor:
-    """Returns a tensor that shares the memory of ``array``. It must only be read, as that memory may be shared and
+    """Returns a tensor that shares the memory of ``array``. It must only be read, because this memory may be shared or
     read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -66,8 +66,8 @@ def tensor_over(array: Any) -> Tensor:
 def on_host(tensor: Tensor) -> Tensor:
     """Returns ``tensor`` in the memory of the CPU.
 
-    A GPU copies it into pinned memory, several times faster than into other memory. torch uses that again once the
-    tensor is gone.
+    A GPU copies into pinned memory, because that is several times faster. torch reuses this memory after the tensor is
+    freed.
     """
     if tensor.device.type == "cpu":
         return tensor

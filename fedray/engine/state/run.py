@@ -1,4 +1,4 @@
-"""The state of a run: everything that changes from round to round, and that a checkpoint holds."""
+"""The state of a run: everything that changes from round to round and is saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from fedray.experiment.experiment import Experiment
 
 
 class EarlierModels:
-    """Keeps the models x^s of earlier rounds s as long as clients or the server's rules may ask for them."""
+    """Keeps the models x^s of earlier rounds s as long as clients or the server may need them."""
 
     def __init__(self, algorithm: Algorithm, pool: Pool, layout: Layout, device: torch.device) -> None:
         self.algorithm, self.pool, self.layout, self.device = algorithm, pool, layout, device
         self.handles: dict[int, Handle] = {}
 
     def remember(self, number: int, model: Model) -> None:
-        """Keeps the model ``model`` with which round ``number`` begins, if the algorithm ever asks for earlier
-        models."""
+        """Keeps ``model``, with which round ``number`` begins, if the algorithm uses earlier models at all."""
         if self.algorithm.needs_received or self.algorithm.earlier_models:
             self.handles[number] = self.pool.keep(f"model-{number}", {"x": on_host(model.row).numpy()})
 
@@ -48,13 +47,13 @@ class EarlierModels:
         return self.layout.model(row)
 
     def received(self, number: int, gap: int) -> Handle | None:
-        """Returns the handle of the model that a client received ``gap`` rounds before round ``number``. It is None for
-        ``gap`` 0, which means that the client never took part."""
+        """Returns the handle of the model that a client received ``gap`` rounds before round ``number``. A ``gap`` of 0
+        means that the client never took part, and gives None."""
         return self.handles.get(number - gap) if gap else None
 
     def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
-        """Drops, after round ``number``, the models that nobody will ask for any more. ``last_rounds`` says in which
-        round each client took part last."""
+        """Drops the models that are no longer needed after round ``number``. ``last_rounds`` has the last round in
+        which each client took part."""
         following = number + 1
         needed = set(range(following - self.algorithm.earlier_models, following))
         if self.algorithm.needs_received:
@@ -63,9 +62,12 @@ class EarlierModels:
 
 
 class RunState:
-    """The state of the server, the files of the clients' states by client, the earlier models, and the costs so far.
-    ``sizes`` is the number of samples of each client. ``as_cohort(server, broadcast)`` returns the cohort of the round
-    as one stack in this process, which has received ``broadcast``."""
+    """The state of a run: the server's state, the files of the clients' states, the earlier models, and the costs so
+    far.
+
+    ``sizes`` has the number of samples of each client. ``as_cohort(server, broadcast)`` returns the cohort of the round
+    as a single stack in this process that has received ``broadcast``.
+    """
 
     def __init__(
         self,
@@ -105,8 +107,8 @@ class RunState:
         return cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
 
     def is_finite(self) -> bool:
-        """Returns whether all of the server's parameters and vectors are finite. Buffers are not looked at, because a
-        constant one, such as an attention mask, may hold infinities."""
+        """Returns whether all of the server's parameters and vectors are finite. Buffers are not checked, because
+        constant ones, such as attention masks, may contain infinities."""
         values = self.server.vectors.values()
         return all(_is_finite(value.parameters if isinstance(value, Model) else value) for value in values)
 
@@ -118,7 +120,7 @@ class RunState:
         self.clients |= states
 
     def restore(self, saved: Checkpoint, pool: Pool, folder: StateFolder) -> None:
-        """Goes back to a checkpoint. ``folder`` is where the server's node keeps states."""
+        """Goes back to a checkpoint. ``folder`` is the state folder of the server's node."""
         server = self.server
         server.vectors, server.round = saved.vectors.unpack(self.device), saved.round
         server.table = _by_client(saved.record["table"])
@@ -129,17 +131,16 @@ class RunState:
         self.earlier.handles = {number: pool.keep(path.name, load_file(path)) for number, path in saved.past.items()}
 
     def vectors(self) -> Packed:
-        """Returns the server's models and vectors, as a checkpoint holds them."""
+        """Returns the server's models and vectors for a checkpoint."""
         return Packed.pack(self.server.vectors)
 
     def record(self) -> dict[str, Any]:
-        """Returns the rest of the state, as JSON."""
+        """Returns the rest of the state for a checkpoint, as values that JSON can store."""
         return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Returns whether all numbers of ``tensor`` are finite."""
-    # a sum needs no second tensor, but that of large finite numbers may be infinite
+    # a sum needs no second tensor, but the sum of large finite numbers may be infinite
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 

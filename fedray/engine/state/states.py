@@ -1,7 +1,7 @@
-"""Keeps the states of clients (what a client keeps from one participation to the next) in files, one for each client.
+"""Keeps client states, which clients keep from one participation to the next, in files, one for each client.
 
-The operating system caches the files in memory while there is room, and they are on disk when there is none. A process
-that dies takes no state with it. A checkpoint is another name (a hard link) for the same file, and no copy.
+The operating system caches the files in memory as long as there is room. If a process dies, no state is lost. A
+checkpoint does not copy the files, but makes hard links to them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ State = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class StateFile:
-    """A client's state after one round: a safetensors file on the node ``node``. Nobody ever changes it."""
+    """A client's state after one round: a safetensors file on the node ``node``, which is never changed."""
 
     node: str
     path: str
@@ -43,16 +43,16 @@ class StateFile:
 
 
 class StateFolder:
-    """The folder in which the processes of node ``node`` keep states. It belongs to one run, and is made when it is
-    first needed."""
+    """The folder in which the processes on the node ``node`` keep states. It belongs to one run, and is created when it
+    is first needed."""
 
     def __init__(self, path: Path, node: str = "") -> None:
         self.path, self.node = path, node
 
     @classmethod
     def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
-        """Returns the folder of a run on this node: below ``engine.spill_dir`` if it is set; otherwise in the run
-        folder on the server's node, and in a temporary folder on the others."""
+        """Returns the folder of a run on this node. It is below ``engine.spill_dir`` if that is set. Otherwise it is in
+        the run folder on the server's node, and in the temporary folder on other nodes."""
         run = Path(config.run.output).absolute() / str(config.run.name)
         own = "fedray-" + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
@@ -60,7 +60,7 @@ class StateFolder:
         return cls(run / ".states" if node == server else Path(tempfile.gettempdir()) / own, node)
 
     def write(self, name: str, state: State) -> StateFile:
-        """Writes ``state`` as ``name``. The file is whole, or it is not there."""
+        """Writes ``state`` to the file ``name``, which never exists in an incomplete form."""
         # Unlike other files (fedray/util/files.py) it is not flushed to the disk, because an fsync for each of many
         # small files takes far longer than writing them. After a crash only states that a checkpoint names are read,
         # and a checkpoint flushes all of them at once.
@@ -80,7 +80,7 @@ class StateFolder:
         return self.file(name)
 
     def file(self, name: str) -> StateFile:
-        """Returns the file as which ``name`` is written, whether it is there or not."""
+        """Returns the file ``name`` of this folder, which need not exist."""
         return StateFile(self.node, str(self.path / name))
 
     def read(self, file: StateFile) -> dict[str, NDArray[np.float32]]:
@@ -91,10 +91,10 @@ class StateFolder:
             raise StateLost(f"a client's state is gone: {file.path} ({_reason(error)})") from None
 
     def read_into(self, file: StateFile, memory: Tensor) -> dict[str, Tensor]:
-        """Reads ``file`` into ``memory``, which has as many bytes, and returns the arrays as views into it.
+        """Reads ``file`` into ``memory``, which has the size of the file, and returns the arrays as views into it.
 
-        It needs no memory of its own, and takes a fifth of the time of :meth:`read`, which has to wait for fresh memory
-        page by page. Raises :class:`StateLost` if the file is gone.
+        This takes a fifth of the time of :meth:`read`, which has to wait for fresh memory page by page. Raises
+        :class:`StateLost` if the file is gone.
         """
         whole, place = memory.numpy().data, 0
         try:
@@ -113,7 +113,7 @@ class StateFolder:
         return found
 
     def store(self, file: StateFile, target: Path) -> None:
-        """Makes ``target`` another name of ``file``. If they are on different disks, ``target`` becomes a copy."""
+        """Makes ``target`` a hard link to ``file``, or a copy if they are on different disks."""
         try:
             os.link(file.path, target)
         except FileNotFoundError as error:
@@ -122,7 +122,7 @@ class StateFolder:
             shutil.copyfile(file.path, target)
 
     def adopt(self, source: Path) -> StateFile:
-        """Makes a state file of this folder with the content and the name of ``source``."""
+        """Returns a new state file in this folder with the content and name of ``source``."""
         self.path.mkdir(parents=True, exist_ok=True)
         file = StateFile(self.node, str(self.path / source.name))
         Path(file.path).unlink(missing_ok=True)
@@ -130,7 +130,7 @@ class StateFolder:
         return file
 
     def drop(self, files: Iterable[StateFile]) -> None:
-        """Removes files that nobody needs any more."""
+        """Removes files that are no longer needed."""
         for file in files:
             Path(file.path).unlink(missing_ok=True)
 

@@ -1,9 +1,8 @@
-"""Brings the states of clients from their files to the device where clients are trained, and new ones into files.
+"""Reads client states from files to train clients with them, and writes new states to files.
 
-On a GPU files are read and written beside the computation: a thread reads the states of the clients that come next
-while others train, and another thread writes new states. The copies themselves go through pinned memory, which takes
-milliseconds, and are made by the thread that computes, in the order of the computation. On a CPU, whose processors have
-enough to do, everything is done at once.
+On a GPU this happens during the computation: one thread reads the states of the next clients while others train, and
+another thread writes new states. Copies between the GPU and pinned memory take milliseconds. The computing thread makes
+them in the order of the computation. On a CPU, whose cores are busy anyway, states are read and written immediately.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from fedray.engine.tasks import Handle
 from fedray.errors import StateLost
 
 MOST_BYTES = 1 << 30
-"""How much may be read ahead, unless a single state is larger; and how much may wait to be written."""
+"""The bytes that may be read ahead (more if a single state is larger), and the bytes that may wait to be written."""
 
 
 class StateTraffic:
-    """Reads and writes states of ``folder`` for clients on ``device``. ``fetch`` turns a handle that is no file into
-    what it names. ``beside`` says whether files are read and written beside the computation; None: on a GPU."""
+    """Reads and writes states of ``folder`` for clients on ``device``. ``fetch`` returns the data of a handle that is
+    not a file. ``beside`` says whether files are read and written during the computation; None means only on a GPU."""
 
     def __init__(
         self, folder: StateFolder, device: torch.device, fetch: Callable[[Handle], Any], beside: bool | None = None
@@ -41,7 +40,7 @@ class StateTraffic:
         self._going: deque[tuple[int, Future[None]]] = deque()
 
     def expect(self, handles: Sequence[Handle | None]) -> None:
-        """Begins to read what clients need that come next: ``handles`` in their order, as far as there is room."""
+        """Begins to read the states of the next clients, ``handles``, in this order and as far as there is room."""
         if not self.beside:
             return
         left = MOST_BYTES
@@ -52,14 +51,14 @@ class StateTraffic:
             if left < MOST_BYTES and size > left:
                 return
             left -= size
-            # this thread makes the memory, because no other may speak to the GPU while a graph is captured
+            # this thread allocates the memory, because no other may use the GPU while a graph is captured
             memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
             self._coming[handle] = self._reader.submit(self._read, handle, memory)
 
     def take(self, handle: Handle) -> dict[str, Tensor]:
-        """Returns the vectors that ``handle`` names, in the memory of the CPU. They must only be read.
+        """Returns the vectors that ``handle`` refers to, in the memory of the CPU. They must only be read.
 
-        Raises :class:`StateLost` if they are gone.
+        Raises :class:`StateLost` if they are lost.
         """
         coming = self._coming.pop(handle, None)
         if coming is not None:
@@ -72,9 +71,9 @@ class StateTraffic:
         return {name: each if isinstance(each, Tensor) else tensor_over(each) for name, each in found.items()}
 
     def write(self, names: Sequence[str], state: Mapping[str, Vector]) -> list[StateFile]:
-        """Writes the new states ``[C, ...]`` of a stack as files with these ``names``, and returns the files.
+        """Writes the new states ``[C, ...]`` of a stack to files with these ``names``, and returns the files.
 
-        They are there when :meth:`settle` returns. Raises :class:`UserError` if one can't be written.
+        The files are complete after :meth:`settle`. Raises :class:`UserError` if a state can't be written.
         """
         rows = Packed.pack(state).arrays
         each = sum(row[0].nbytes for row in rows.values())
@@ -92,7 +91,7 @@ class StateTraffic:
         while self._going and size + sum(waiting for waiting, _ in self._going) > MOST_BYTES:
             self._going.popleft()[1].result()
         if self.device.type == "cpu":
-            # nobody but the writer may have this memory
+            # a copy, because only the writer may use this memory
             rows = {name: row.clone() for name, row in rows.items()}
         self._going.append((size, self._writer.submit(self._write, names, rows)))
 
@@ -102,14 +101,14 @@ class StateTraffic:
             self.folder.write(name, {key: array[row] for key, array in arrays.items()})
 
     def settle(self) -> None:
-        """Waits until all new states are in their files, and forgets what was expected and not taken. Raises
+        """Waits until all new states are in their files, and drops states that were read ahead but not used. Raises
         :class:`UserError` if a state can't be written."""
         self._coming.clear()
         while self._going:
             self._going.popleft()[1].result()
 
     def close(self) -> None:
-        """Ends the threads. What was to be written, and was not settled, may not be there."""
+        """Ends the threads. New states may be missing in files unless :meth:`settle` was called before."""
         for threads in (self._reader, self._writer):
             threads.shutdown(cancel_futures=True)
 
@@ -121,7 +120,7 @@ class StateTraffic:
 
 
 def _size(handle: Handle) -> int:
-    """Returns the bytes of the file that ``handle`` is, or 0 if it is none."""
+    """Returns the size in bytes of the file ``handle``, or 0 if the handle is not a file."""
     if not isinstance(handle, StateFile):
         return 0
     try:
