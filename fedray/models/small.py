@@ -16,8 +16,8 @@ from fedray.models.pooling import conv_relu_pool
 
 
 def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Returns channels, height and width; raises ``ValueError`` unless inputs are images of at least ``least x least``
-    pixels."""
+    """Returns channels, height and width. Raises ``ValueError`` if the inputs are not images of at least ``least x
+    least`` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(
             f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
@@ -128,9 +128,9 @@ class FedTripCNN(nn.Module):
 
 
 def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """Returns ``conv(x)``, computed as a linear layer where images are as large as the kernels.
+    """Returns ``conv(x)``, computed as a linear layer if the images are as large as the kernels.
 
-    In training the linear layer takes 0.4 of the time. Without gradients ``conv`` itself is called.
+    In training the linear layer takes 0.4 of the time. Without gradients, ``conv`` itself is called.
     """
     if x.shape[2:] != conv.kernel_size or not torch.is_grad_enabled():
         x = conv(x)
