@@ -110,8 +110,8 @@ class Result:
     Args:
         uploads: models and vectors by name, of which the server gets weighted sums.
         state: what the clients keep until they take part again, by the names in ``client_state`` and ``client_models``.
-            It replaces the old state at the end of the round. It must contain all of these names, or be empty, so that
-            the old state stays.
+            It replaces the old state at the end of the round. If it is empty, the old state stays; otherwise it must
+            contain all of these names.
         scalars: numbers ``[C, 1]`` by name, which the server gets one by one for each client.
         kept: models and vectors ``[C, ...]`` by name, which the next phase of this round finds in ``client.kept``.
     """

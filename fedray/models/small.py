@@ -73,8 +73,8 @@ class LeNet5(nn.Module):
     input by two pixels on each side. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
     Recognition, 1998, with ReLU and max-pooling in place of its activations and subsampling.
 
-    Inputs that are no images, such as the 561 features of UCI-HAR, are laid out row by row in the smallest square that
-    holds them, the rest of which is 0. pFedMo, which trains LeNet-5 on them, does not say how it does it.
+    Inputs that are not images, such as the 561 features of UCI-HAR, are laid out row by row in the smallest square that
+    holds them. The rest of the square is 0. The paper of pFedMo trains LeNet-5 on them, but does not say how.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
