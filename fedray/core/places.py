@@ -96,7 +96,7 @@ class Places:
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises :class:`UserError` if the module no longer uses one of ``tensors`` that is a parameter."""
+        """Raises :class:`UserError` if one of ``tensors`` is a parameter that the module no longer uses."""
         for name in self.parameters:
             if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(

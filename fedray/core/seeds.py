@@ -94,7 +94,7 @@ def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
 
 
 def _cuda_devices() -> range:
-    """Returns the numbers of the GPUs whose generators are in use: none before CUDA is used for the first time."""
+    """Returns the numbers of the GPUs whose generators are in use. There are none before CUDA is first used."""
     import torch
 
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]

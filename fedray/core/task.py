@@ -172,8 +172,8 @@ class Task:
         return self._means(each, targets)
 
     def weights(self, targets: Tensor) -> Tensor | None:
-        """Returns the weight of each sample in a mean of losses, float32 ``[b]``: the number of its tokens, or the
-        weight of its class. None if all samples count the same."""
+        """Returns the weight of each sample in a mean of losses, float32 ``[b]``: the number of tokens that count, or
+        the weight of the sample's class. None if all samples have the same weight."""
         if self.counting is not None:
             return sums_of_samples(self.counting(targets))
         if not self.loss_per_entry or self.ignored is None:

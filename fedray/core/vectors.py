@@ -218,7 +218,7 @@ class Block:
 
 
 def _scaled_to_length_1(vector: Tensor) -> Tensor:
-    """Returns ``vector [n]`` divided by its length, or unchanged if its length is 1 up to rounding."""
+    """Returns ``vector [n]`` scaled to length 1. If its length is 1 up to rounding, it is returned unchanged."""
     length = vector.norm()
     return vector / torch.where((length - 1).abs() < 1e-5, 1, length.clamp(min=1e-12))
 

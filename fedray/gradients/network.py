@@ -198,7 +198,7 @@ class Network:
 
     def load(self, model: Model, owned: bool = False) -> None:
         """Loads the parameters and buffers of a single model into the module. If the model is ``owned``, a forward pass
-        that writes into parameters may change the model's own."""
+        that writes into parameters may change those of ``model``."""
         if self._is_copied:
             if self.writes and self._are_elsewhere():
                 self._bind(self._bound)

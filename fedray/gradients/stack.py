@@ -111,7 +111,7 @@ class StackNetwork(Network):
             value, (losses, sums) = gradient(scaled, 1, scale.factors, *inputs)
             value /= scale.factors[:, None]
             again = scale.lowered(value)
-        # a layer that the module does not know has parameters with a graph, which would stay
+        # the parameters of a layer that is not registered in the module would keep a graph alive
         return value.detach(), losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Larger networks for images: AlexNet, FireNet, and torchvision's VGG-16, ResNets, MobileNetV2 and ViT-B/16.
 
-``torchvision:NAME`` is any other classifier of torchvision. The initial weights of all are drawn; ``model.weights``
-loads trained ones. torchvision is imported when one of them is made, because that takes a second.
+``torchvision:NAME`` is any other classifier of torchvision. All models have random initial weights; ``model.weights``
+loads trained ones. torchvision is imported only when such a model is made, because the import takes a second.
 """
 
 from __future__ import annotations

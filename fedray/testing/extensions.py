@@ -1,4 +1,4 @@
-"""Contract tests of a callback and an upload step. Subclass one in a pytest module, and name yours.
+"""Contract tests of callbacks and upload steps. Subclass one of them in a pytest module, and name your class there.
 
 from fedray.testing import UploadContract
 

@@ -1,4 +1,4 @@
-"""Contract tests of a pool of workers, which every execution back end must pass, those of fedray and yours.
+"""Contract tests that every pool of workers, and so every execution back end, must pass, both fedray's and yours.
 
 from fedray.testing import PoolContract
 
