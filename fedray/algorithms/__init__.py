@@ -1,4 +1,4 @@
-"""Federated learning algorithms, in one short file for each method.
+"""Federated learning algorithms, one short file for each method.
 
 An algorithm of this package is found by its name, a user-defined one by ``file.py:Class`` or ``module:Class``.
 """
@@ -46,7 +46,7 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def is_known(algorithm: type[Algorithm]) -> bool:
-    """Returns whether an algorithm is one of this package."""
+    """Returns whether an algorithm comes with fedray."""
     return algorithm in known_algorithms().values()
 
 
@@ -69,11 +69,15 @@ def find_algorithm(name: str) -> type[Algorithm]:
     """Returns the class of an algorithm.
 
     Args:
-        name: that of an algorithm of this package, such as ``fedavg``, or a user-defined one as ``file.py:Class`` or
-            ``module:Class``.
+        name: the name of an algorithm of this package, such as ``fedavg``, or a user-defined algorithm as
+            ``file.py:Class`` or ``module:Class``.
 
     Raises:
         UserError: there is no such algorithm, or it is not a subclass of :class:`Algorithm`.
+
+    Example:
+        fedavg = find_algorithm("fedavg")
+        mine = find_algorithm("mine.py:Mine")
     """
     if is_user_defined(name):
         found = import_object(name, "algorithm.name")

@@ -1,4 +1,4 @@
-"""The base class of all algorithms, and what its methods return. The smallest algorithm is in fedavg.py."""
+"""The base class of all algorithms, and the types that its methods return. The smallest algorithm is in fedavg.py."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ def parameter(default: Any, description: str, **bounds: Any) -> Any:
     """Declares a hyper-parameter in a class :class:`Hyper`.
 
     Args:
-        default: its value unless the configuration sets it. None, with a type such as ``int | None``, stands for a
+        default: the value if the configuration does not set one. None, with a type such as ``int | None``, stands for a
             value that depends on the run (:meth:`Algorithm.resolved_defaults`).
-        description: what it is, with the paper's symbol; ``fedray algorithms`` prints it.
-        **bounds: its range, by ``ge``, ``gt``, ``le`` or ``lt``. Other values are refused before the run starts.
+        description: what the hyper-parameter is, with the paper's symbol; ``fedray algorithms`` prints it.
+        **bounds: the range, by ``ge``, ``gt``, ``le`` or ``lt``. Values outside are refused before the run starts.
     """
     return Field(default, description=description, **bounds)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What a stack's clients send to the server under one name: a model or a vector v_i of each.
+    """What the clients of a stack send to the server under one name: a model or a vector v_i of each client.
 
-    The server gets only their weighted sum over the cohort. The methods say with which weights::
+    The server gets only the weighted sum over the cohort. Each of the methods below makes an upload with other
+    weights::
 
         Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
 
@@ -78,22 +79,24 @@ class Upload:
 
     @classmethod
     def weighted_mean(cls, value: Vector) -> Upload:
-        """The server gets sum_i p_i v_i. The aggregation weights p_i sum to 1 over the cohort (``train.weighting``)."""
+        """Uploads v_i so that the server gets sum_i p_i v_i. The aggregation weights p_i sum to 1 over the cohort
+        (``train.weighting``)."""
         return cls(value, "weighted_mean")
 
     @classmethod
     def uniform_mean(cls, value: Vector) -> Upload:
-        """The server gets (1/m) sum_i v_i, where m is the size of the cohort."""
+        """Uploads v_i so that the server gets (1/m) sum_i v_i, where m is the size of the cohort."""
         return cls(value, "uniform_mean")
 
     @classmethod
     def sum(cls, value: Vector) -> Upload:
-        """The server gets sum_i v_i."""
+        """Uploads v_i so that the server gets sum_i v_i."""
         return cls(value, "sum")
 
     @classmethod
     def mean_by(cls, scale: Tensor, value: Vector) -> Upload:
-        """The server gets sum_i s_i v_i / sum_i s_i, where ``scale [C, 1]`` has a number s_i >= 0 of each client."""
+        """Uploads v_i so that the server gets sum_i s_i v_i / sum_i s_i. ``scale [C, 1]`` has a number s_i >= 0 for
+        each client."""
         return cls(value, "mean_by", scale)
 
 
@@ -106,10 +109,10 @@ class Result:
 
     Args:
         uploads: models and vectors by name, of which the server gets weighted sums.
-        state: what the clients keep until they take part again: everything that the algorithm names in ``client_state``
-            and ``client_models``, or nothing, and then the old state stays. It replaces the old state at the end of the
-            round.
-        scalars: numbers ``[C, 1]`` by name, one of each client, which the server gets one by one.
+        state: what the clients keep until they take part again, by the names in ``client_state`` and ``client_models``.
+            It replaces the old state at the end of the round. If it is empty, the old state stays; otherwise it must
+            contain all of these names.
+        scalars: numbers ``[C, 1]`` by name, which the server gets one by one for each client.
         kept: models and vectors ``[C, ...]`` by name, which the next phase of this round finds in ``client.kept``.
     """
 
@@ -124,9 +127,12 @@ class Broadcast:
     """What the server sends at the start of a phase.
 
     Args:
-        shared: models and tensors by name, the same for all clients, who find them in ``client.shared``.
-        scalars: lists of numbers by name, with a number for each client in the order of the cohort. A client finds its
-            own in ``client.scalars``.
+        shared: models and tensors by name, the same for all clients. Clients find them in ``client.shared``.
+        scalars: lists of numbers by name, with a number for each client in the order of the cohort. Clients find their
+            own numbers in ``client.scalars``.
+
+    Example:
+        Broadcast({"x": server["x"], "m": server["m"]})
     """
 
     shared: dict[str, Vector]
@@ -137,8 +143,9 @@ class Broadcast:
 class Traffic:
     """How much one client receives (down) and sends (up) in a round, for the columns ``bytes_down`` and ``bytes_up``.
 
-    A model counts its parameters and buffers, a vector as many numbers as the model has parameters. FedAvg, which
-    receives and sends one model, is the default; SCAFFOLD is ``Traffic(vectors_down=1, vectors_up=1)``.
+    A model counts with its parameters and buffers, a vector with as many numbers as the model has parameters. The
+    default is FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each, has
+    ``Traffic(vectors_down=1, vectors_up=1)``.
     """
 
     models_down: float = 1
@@ -150,15 +157,18 @@ class Traffic:
 @dataclass(frozen=True)
 class Work:
     """What one client computes in a round beyond FedAvg's forward and backward pass over each of its J mini-batches.
-    The column ``flops`` counts it.
+    The column ``flops`` includes it.
 
     Args:
-        per_step: operations for each parameter in each local step.
-        once: operations for each parameter once in the round.
-        forwards: further forward passes over each mini-batch.
-        backwards: further backward passes over each mini-batch.
+        per_step: operations per parameter in each local step.
+        once: operations per parameter once in the round.
+        forwards: additional forward passes over each mini-batch.
+        backwards: additional backward passes over each mini-batch.
         predictions: forward and backward passes through the head's predictor for each mini-batch.
         full_gradients: gradients over all samples of the client.
+
+    Example:
+        work = Work(per_step=2)  # for FedProx, which adds mu (y - x)
     """
 
     per_step: float = 0
@@ -173,8 +183,12 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def in_place(step: Step) -> Step:
-    """A decorator that makes a method ``step`` faster: ``client.optimizer.descend`` then overwrites the model in the
-    carry instead of allocating memory. A step that reads or keeps the old model after ``descend`` must not have it.
+    """Marks a method ``step`` so that ``client.optimizer.descend`` overwrites the model in the carry, which is faster
+    than allocating memory. Do not use this decorator if the step reads or keeps the old model after ``descend``.
+
+    Example:
+        @in_place
+        def step(self, client, carry, batch): ...
     """
     step.in_place = True  # type: ignore[attr-defined]
     return step
@@ -184,7 +198,7 @@ class Algorithm:
     """The base class of a federated learning algorithm, which defines what clients and server compute in a round.
 
     Define :meth:`begin`, :meth:`step` and :meth:`end`, which are a client's local training, and :meth:`server_update`.
-    To change one rule of an algorithm, subclass that one::
+    To change one rule of an existing algorithm, subclass it::
 
         class Half(FedAvg):
             def server_update(self, server, phase, sums, scalars):
@@ -194,24 +208,24 @@ class Algorithm:
     name maps each stack of clients to a :class:`Result`, and :meth:`server_update` ends the phase. Most algorithms have
     only the phase ``train``.
 
-    Clients are computed in stacks of C: models and vectors have C rows, and numbers of clients are ``[C, 1]``, so that
-    formulas broadcast. The methods of clients must be pure: what they return depends on the :class:`ClientPhase` alone,
-    because a client whose process died is simply run again.
+    Clients are computed in stacks of C: models and vectors have C rows, and values with one number per client have the
+    shape ``[C, 1]``, so that formulas broadcast. The methods of clients must be pure: what they return depends only on
+    the :class:`ClientPhase`, because a client whose process died is simply run again.
     """
 
     Hyper: ClassVar[type[Hyper]] = Hyper
 
     paper: ClassVar[str] = ""
-    """The publication, for ``fedray algorithms``."""
+    """The publication, which ``fedray algorithms`` prints."""
     phases: tuple[str, ...] = ("train",)
-    """The names of the methods that clients run in a round, in their order."""
+    """The names of the methods that clients run in a round, in this order."""
     client_state: tuple[str, ...] = ()
     """The names of the vectors ``[width]`` that a client keeps from one participation to the next."""
     client_models: tuple[str, ...] = ()
     """The names of the models that a client keeps from one participation to the next."""
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
-    """The paper's aggregation weights, which ``train.weighting: auto`` stands for: by the clients' numbers of samples,
-    or equal ones."""
+    """The aggregation weights in the paper, which ``train.weighting=auto`` selects: proportional to the clients'
+    numbers of samples, or uniform."""
     traffic: Traffic = Traffic()
     """What a client receives and sends in a round."""
     work: Work = Work()
@@ -222,22 +236,22 @@ class Algorithm:
     needs_public: ClassVar[bool] = False
     """Whether the server trains on a public set."""
     needs_classes: ClassVar[bool] = False
-    """Whether clients or server compare models by their logits of classes, as pFedMo does. Such an algorithm is refused
+    """Whether clients or the server compare models by their class logits, as in pFedMo. Such an algorithm is refused
     for tasks without classes."""
     uses_server_lr: ClassVar[bool] = True
     """Whether the server's rule uses ``server.server_lr``. If not, ``train.server_lr`` is refused."""
     any_optimizer: bool = False
-    """Whether ``train.optimizer`` may be another than sgd. It may where the local step only descends against a
-    gradient, and may not where a rule relies on the step of SGD: divides by eta_l, adds to the step, or keeps its
+    """Whether ``train.optimizer`` may be something other than ``sgd``. It may if the local step only descends along a
+    gradient. It may not if a rule relies on the step of SGD: divides by eta_l, adds to the step, or keeps its
     momentum."""
     assumes_plain_sgd: ClassVar[bool] = False
-    """Whether the local rule is meant for clients without momentum, which would accumulate its corrections. A run with
-    ``train.momentum`` then gets a warning (:meth:`advice`)."""
+    """Whether the local rule is meant for clients without momentum, because momentum would accumulate its corrections.
+    A run with ``train.momentum`` then gets a warning (:meth:`advice`)."""
     needs_head: ClassVar[Literal["nothing", "projection", "prediction"]] = "nothing"
-    """What the algorithm needs of the model's head (``model.head``): a ``projection``, whose output is the
-    representation z, or a ``projection`` with a ``prediction`` of z, called ``prediction``."""
+    """What the algorithm needs from the model's head (``model.head``): ``nothing``; a ``projection``, whose output is
+    the representation z; or a ``prediction``, which means a projection and a predictor that takes z."""
     server_training_before: ClassVar[str | None] = None
-    """The phase that begins only when :meth:`server_training` has ended, or None if the server trains nothing."""
+    """The phase that begins only after :meth:`server_training` has ended, or None if the server trains nothing."""
 
     def __init__(self, hyper: BaseModel | None = None) -> None:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
@@ -248,12 +262,13 @@ class Algorithm:
         Args:
             cohort: the number of clients that take part in a round.
             clients: the number of clients that hold samples.
-            steps: the local steps that each client makes, or None if clients train for whole epochs.
+            steps: the number of local steps of each client, or None if clients train for whole epochs.
         """
         return {}
 
     def init_server(self, server: ServerState) -> None:
-        """Adds the algorithm's models and vectors to ``server`` before round 1. The initial model ``x`` is there.
+        """Adds the algorithm's models and vectors to ``server`` before round 1. The initial model is already there as
+        ``x``.
 
         For example ``server["m"] = server["x"].zeros()``, a vector of zeros.
         """
@@ -265,13 +280,13 @@ class Algorithm:
     @property
     def earlier_models(self) -> int:
         """How many rounds back the server's rules need the models x^s of earlier rounds (:attr:`ServerState.model_of`).
-        Each of these models is kept in a file."""
+        Each of them is kept in a file."""
         return 0
 
     @property
     def momentum_window(self) -> int:
         """The number of rounds tau if clients follow the mean of the server's updates in the last tau rounds, as in
-        GHBM; otherwise 0. ``run.diagnostics=all_clients`` then records the column ``momentum_error``."""
+        GHBM, and otherwise 0. With ``run.diagnostics=all_clients``, the column ``momentum_error`` is then recorded."""
         return 0
 
     @property
@@ -289,12 +304,13 @@ class Algorithm:
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         """Makes one local step of each client of the stack, and returns the carry for the next step.
 
-        The decorator :func:`in_place` makes it faster where it may be used.
+        The decorator :func:`in_place` makes a step faster where it may be used.
 
         Args:
-            client: what the stack received and knows. ``client.objective.gradient(y, batch)`` returns gradients
-                ``[C, width]``, and ``client.optimizer.descend(carry, "y", gradient)`` the carry after a step of "y".
-            carry: what :meth:`begin` or the step before returned.
+            client: what the stack has received and knows. ``client.objective.gradient(y, batch)`` returns gradients
+                ``[C, width]``, and ``client.optimizer.descend(carry, "y", gradient)`` returns the carry after a step of
+                the model "y".
+            carry: what :meth:`begin` or the previous step returned.
             batch: a mini-batch for each client; ``batch.step`` is the number j of the step, from 0.
         """
         raise NotImplementedError
@@ -304,26 +320,26 @@ class Algorithm:
         raise NotImplementedError
 
     def train(self, client: ClientPhase) -> Result:
-        """The phase ``train``: :meth:`begin`, then J_i times :meth:`step`, then :meth:`end`."""
+        """Runs the phase ``train``: :meth:`begin`, then :meth:`step` J_i times, then :meth:`end`."""
         return self.end(client, self.local_steps(client, self.begin(client)))
 
     def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
-        """Makes all local steps, starting from ``carry``, and returns the last carry. A client that has made its J_i
-        steps stays where it is while others of its stack go on."""
+        """Makes all local steps, starting from ``carry``, and returns the last carry. Clients that have made their J_i
+        steps keep their models while other clients of the stack continue."""
         client.optimizer.in_place = getattr(self.step, "in_place", False)
         try:
             for batch in client.data.batches():
                 carry = client.hold(self.step(client, carry, batch), carry, batch.step)
         finally:
-            # later steps of the algorithm are not declared in_place
+            # in_place is only for this method, not for other steps that the algorithm makes later
             client.optimizer.in_place = False
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
-        """Yields warnings about settings with which the algorithm is not what its paper describes.
+        """Yields warnings about settings with which the algorithm differs from its paper's description.
 
         Args:
-            momentum: that of the clients' optimizer, ``train.momentum``.
+            momentum: the momentum of the clients' optimizer, ``train.momentum``.
             cohort: the number of clients that take part in a round.
             clients: the number of clients that hold samples.
             server_lr: the server learning rate, ``train.server_lr``.
@@ -335,9 +351,9 @@ class Algorithm:
             )
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains models at the server while the clients train, on Ray at the same time.
+        """Trains models at the server while the clients train; on Ray both happen at the same time.
 
-        Returns models and vectors by name; they replace those of ``server`` before the phase that
+        Returns models and vectors by name. They replace those of ``server`` before the phase that
         ``server_training_before`` names. The method must not change ``server``.
         """
         return {}
@@ -347,10 +363,10 @@ class Algorithm:
     ) -> None:
         """Applies the server's rule at the end of ``phase``: it changes the models and vectors of ``server``.
 
-        FedAvg's is ``server.move(sums["y"])``.
+        FedAvg's rule is ``server.move(sums["y"])``.
 
         Args:
-            server: the server's models and vectors, and what is known of the round.
+            server: the server's models and vectors, and information about the round.
             phase: the name of the phase, one of ``phases``.
             sums: for each upload by name its weighted sum over the cohort, a model or a vector ``[width]``.
             scalars: for each name in ``Result.scalars`` the clients' numbers, in the order of ``server.cohort.ids``.
@@ -363,7 +379,7 @@ class Algorithm:
         return x
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns models that are evaluated beside :meth:`eval_model`, by name.
+        """Returns models that are evaluated in addition to :meth:`eval_model`, by name.
 
         The column ``<name>_accuracy`` has the test accuracy of each, or the task's main metric. The names must be the
         same in every round.
@@ -375,7 +391,7 @@ class Algorithm:
         return type(self).personal_model is not Algorithm.personal_model
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:
-        """Returns what :meth:`personal_model` needs, as it would be sent after a round."""
+        """Returns what :meth:`personal_model` needs, as the server would send it after a round."""
         raise NotImplementedError
 
     def personal_model(self, client: ClientPhase) -> Model:
@@ -390,7 +406,7 @@ class Algorithm:
         """Returns the FLOPs that the server's training and scoring take in a round.
 
         Args:
-            server: tells the round's cohort and the sizes of the sets. Models and data are not there.
+            server: has the round's cohort and the sizes of the public set and the test set, but no models and no data.
             forward: the FLOPs of the forward pass of one sample.
         """
         return 0.0

@@ -21,8 +21,8 @@ class DOMO(Algorithm):
     """l_0 = 0; l_j = mu_l l_{j-1} + g_i(y_{j-1}); y_j = y_{j-1} - eta_l l_j; dbar_i = (1/J) sum_j l_j;
     m <- mu_s m + sum_i p_i dbar_i; x^{r+1} = x^r - alpha eta_l J m.
 
-    ``pre`` (DOMO) starts from y_0 = x^r - beta eta_l J m; ``step`` (DOMO-S) from x^r, with eta_l beta m in every step.
-    Where J_i differ, J is the client's own at the client and sum_i p_i J_i at the server.
+    ``pre`` (DOMO) starts from y_0 = x^r - beta eta_l J m; ``step`` (DOMO-S) starts from x^r and subtracts eta_l beta m
+    in every step. If clients make different numbers of steps, J is J_i at client i and sum_i p_i J_i at the server.
     """
 
     paper = "Xu and Huang, AAAI 2022"
@@ -56,7 +56,7 @@ class DOMO(Algorithm):
         return carry.update(y=y - client.lr * direction, l=l, total=carry["total"] + l)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        # dbar_i travels in the place of y_i, with the buffers that go with it
+        # dbar_i is sent in place of the parameters of y_i, together with the buffers of y_i
         return Result(uploads={"d": Upload.weighted_mean(carry["y"].with_parameters(carry["total"] / client.J))})
 
     def server_update(

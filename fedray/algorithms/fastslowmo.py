@@ -18,9 +18,9 @@ from fedray.algorithms.server_state import ServerState
 class FastSlowMo(FedNAG):
     """Workers as in FedNAG; y_new = xbar; x^{r+1} = y_new + gamma_a (y_new - y_srv); y_srv <- y_new, from y_srv = x^1.
 
-    What the workers' momentum is after the server's jump is a matter of representation. The paper's notation carries
-    ybar (``carry: y``). Carrying torch's Nesterov buffer, in units of a gradient, is another algorithm (``carry:
-    velocity``): since x_t - y_t = -gamma eta_l buf_t, it means to start from y = x^{r+1} + gamma eta_l buf.
+    What the workers keep over the server's jump makes a difference. In the paper's notation it is ybar (``carry: y``).
+    Keeping torch's Nesterov buffer, in units of a gradient, gives another algorithm (``carry: velocity``): since
+    x_t - y_t = -gamma eta_l buf_t, workers then start from y = x^{r+1} + gamma eta_l buf.
     """
 
     paper = "Yang, Fu et al., IEEE TAI 2022"

@@ -22,7 +22,7 @@ class FedACG(FedAvg):
     """z = x^r + lambda m; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + beta (y_{j-1} - z)) from y_0 = z;
     m <- lambda m + mean_i (y_i - z); x^{r+1} = x^r + m = mean_i y_i.
 
-    The server sends z alone. The global model is x.
+    The server sends only z. The global model is x.
     """
 
     paper = "Kim et al., CVPR 2024"

@@ -22,7 +22,8 @@ class FedDyn(FedAvg):
     """y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - gstate_i + alpha (y_{j-1} - x^r));
     gstate_i <- gstate_i - alpha (y_J - x^r); h <- h - (alpha/N) sum_S (y_i - x^r); x^{r+1} = mean_S y_i - h/alpha.
 
-    Kept as q_i = -gstate_i / alpha and q = -h / alpha = mean_i q_i, the sums of what was moved: no division by alpha.
+    The code keeps q_i = -gstate_i / alpha and q = -h / alpha = mean_i q_i instead. They are sums of y_J - x^r, so
+    nothing is divided by alpha.
     """
 
     paper = "Acar et al., ICLR 2021"
@@ -63,7 +64,7 @@ class FedDyn(FedAvg):
         return model
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns the one of x ("server") and mean_S y_i ("averaged") that :meth:`eval_model` does not return.
+        """Returns x ("server") or mean_S y_i ("averaged"), whichever :meth:`eval_model` does not return.
 
         The authors' code reports both.
         """

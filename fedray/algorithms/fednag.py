@@ -19,7 +19,7 @@ from fedray.core.batches import Batch
 class FedNAG(Algorithm):
     """y_t = x_{t-1} - eta g_i(x_{t-1}); x_t = y_t + gamma (y_t - y_{t-1}); the server averages x and y, and sends both.
 
-    Under partial participation a client that was not sampled simply receives both when it next is.
+    Under partial participation, a client that was not sampled receives both when it is sampled again.
     """
 
     paper = "Yang et al., TPDS 2022"

@@ -29,8 +29,8 @@ class FedSiamDA(Algorithm):
     where z_f is that of the new w_f, which is discarded after the round. Then w_0 = mean_i y_i (13), and
     x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over what is trained; without ``dual`` it is w_0.
 
-    hist is the local model at the end of the last epoch (or step, or round), the final one of the last participation
-    at first; the term is dropped while there is none.
+    hist is the local model at the end of the previous epoch (or step, or round). At first it is the client's final
+    model of its last participation; without one, the term is left out.
     """
 
     name = "fedsiam_da"
@@ -59,7 +59,7 @@ class FedSiamDA(Algorithm):
     def begin(self, client: ClientPhase) -> Carry:
         x, known = client.start("x"), client.gap > 0
         w_f = client.start("x")
-        # where there is no hist yet, x^r stands in, and the loss leaves it out
+        # if there is no hist yet, x^r takes its place, and the loss ignores it
         hist = Model.where(known, client.state["last"], w_f)
         return Carry({"y": x, "w_f": w_f, "hist": hist, "known": known.float()})
 
@@ -92,7 +92,7 @@ class FedSiamDA(Algorithm):
         return Result({"y": Upload.weighted_mean(y)}, state={"last": y}, kept={"y": y})
 
     def reweigh(self, client: ClientPhase) -> Result:
-        """Maps clients to their uploads in the phase ``reweigh``: the models y_i, weighed by D_i."""
+        """Returns the uploads of the phase ``reweigh``: the models y_i, weighted by D_i."""
         y = client.kept["y"]
         D = cosine_similarity(y.parameters, client.shared["w_0"].parameters[None], dim=1)[:, None].clamp(min=0)
         return Result({"y": Upload.mean_by(D, y)}, scalars={"similarity": D})

@@ -24,7 +24,7 @@ class FedTrip(FedAvg):
     whose gradient is g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
 
     The paper's text says that xi is the interval between participations. Its theory, with E[xi] = p ln p / (p - 1) and
-    xi in (0, 1], fits one over the interval. That is the default, because the literal reading can diverge.
+    xi in (0, 1], fits the inverse of the interval, which is the default, because the literal reading can diverge.
     """
 
     paper = "Li et al., IPDPS 2023"

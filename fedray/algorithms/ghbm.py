@@ -24,7 +24,8 @@ class GHBM(FedAvg):
     """M^r = (x^{r-tau} - x^r) / tau, the mean momentum of tau rounds (0 until r > tau);
     y_j = y_{j-1} - eta_l g_i(y_{j-1}) - (beta / J_i) M^r; x^{r+1} = xbar.
 
-    ``warmup: init`` takes x^1 for what lies before it, as the paper's lemma does; the authors' code has zero.
+    With ``warmup: init``, x^1 stands for the models before round 1, as in the paper's lemma. The default M^r = 0 is
+    that of the authors' code.
     """
 
     paper = "Zaccone et al., TMLR 2025"
@@ -65,12 +66,12 @@ class GHBM(FedAvg):
 
 
 class _OwnWindow(FedAvg):
-    """The variants whose window is different for each client: the rounds since it last took part."""
+    """The variants in which each client has a different window: the rounds since it last took part."""
 
     any_optimizer = False
 
     def scale(self, client: ClientPhase) -> Tensor | float:
-        """Returns s_i: one over the rounds that the window spans, or the participation ratio C in its place."""
+        """Returns s_i: one over the number of rounds in the window, or the participation ratio instead."""
         if self.hyper.scale == "participation":
             return client.members / client.N
         return 1 / client.gap.clamp(min=1)

@@ -42,7 +42,7 @@ class MimeLite(FedAvg):
         return Broadcast({"x": server["x"], "s": server["s"]})
 
     def momentum(self, fresh: Tensor, s: Tensor) -> Tensor:
-        """Returns U of the paper: the ``fresh`` gradient mixed into the statistics s by the formula of
+        """Returns the paper's U: the ``fresh`` gradient, combined with the statistics s by the formula of
         :class:`MimeLite`."""
         return (1 - self.beta if self.dampening else 1.0) * fresh + self.beta * s
 
@@ -77,14 +77,14 @@ class Mime(MimeLite):
         return Broadcast({name: server[name] for name in names})
 
     def gradients(self, client: ClientPhase) -> Result:
-        """Maps clients to their uploads in the phase ``gradients``: G_i(x^r), the full-batch gradients."""
+        """Returns the uploads of the phase ``gradients``: G_i(x^r), the full-batch gradients."""
         return Result(uploads={"c": Upload.weighted_mean(client.objective.full_gradient(client.start("x")))})
 
     @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, objective = carry["y"], client.objective
         fresh = objective.gradient(y, batch)
-        # x^r under y's running statistics, which this pass must not update
+        # x^r with the running statistics of y, which this pass must not update
         x = y.with_parameters(client.start("x").parameters)
         corrected = fresh - objective.gradient(x, batch) + client.shared["c"]
         return client.optimizer.descend(carry, "y", self.momentum(corrected, client.shared["s"]))

@@ -26,8 +26,8 @@ class Moon(FedAvg):
     client's last P final models (z_p), s(a, b) = cos(a, b) / T:
         L_con = -log(exp(s(z, z_g)) / (exp(s(z, z_g)) + sum_p exp(s(z, z_p)))).
 
-    At the first participation there is no z_p, and L_con = 0 (``first: skip``); or the last model is one drawn for the
-    client, as in the authors' code (``init``), or the received one (``global``).
+    At the first participation there is no z_p, and L_con = 0 (``first: skip``). The last model may be replaced by one
+    that is drawn for the client, as in the authors' code (``init``), or by the received model (``global``).
     """
 
     paper = "Li, He, Song, CVPR 2021"
@@ -55,7 +55,7 @@ class Moon(FedAvg):
         first = x_g = client.start("x")
         if self.hyper.first == "init" and new.any():
             first = client.initial_models(per_client=True)
-        # where there is no such model, x^r stands in, and the loss leaves it out
+        # if there is no such model, x^r takes its place, and the loss ignores it
         last = {
             name: Model.where(new | (known <= age), x_g if age else first, client.state[name])
             for age, name in enumerate(self.client_models)
@@ -71,7 +71,7 @@ class Moon(FedAvg):
         return client.optimizer.descend(carry, "y", gradient)
 
     def loss(self, outputs: Outputs, task: Tensor, known: Tensor, z_g: Tensor, *others: Tensor) -> Tensor:
-        """Returns f_i + mu L_con of each sample; of ``others`` the first ``known [1]`` exist."""
+        """Returns f_i + mu L_con of each sample. Only the first ``known [1]`` of ``others`` exist."""
         similar = torch.stack([torch.cosine_similarity(outputs.features, z, dim=1) for z in (z_g, *others)])
         exists = torch.arange(len(similar), device=known.device) <= known
         s = torch.where(exists[:, None], similar / self.hyper.temperature, -torch.inf)

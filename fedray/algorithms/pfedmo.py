@@ -2,11 +2,11 @@
 
 J. Fu, Z. Yang et al.: pFedMo, IEEE Transactions on Big Data 2024, eqs. 6-12.
 
-What "momentum" means in eqs. 11-12. The paper writes y, the iterate of Nesterov's rule. Read so (``form: printed``) the
-pull towards the representation model cancels in eq. 12, x_i+ = xbar + a_i gamma (v_rep - vbar), and training gets worse
-than FedNAG or diverges. Read as the velocity v_t = y_t - y_{t-1} (``form: velocity``, the default, "worker i's
-momentum" of the paper's Table 1) it behaves as published. Most of the gain under label skew is then the accuracy of the
-representation model itself, which is why ``representation_accuracy`` is always logged beside the others.
+Eqs. 11-12 do not say clearly what "momentum" is. The paper writes y, the iterate of Nesterov's rule. With y (``form:
+printed``), the pull towards the representation model cancels in eq. 12, x_i+ = xbar + a_i gamma (v_rep - vbar), and
+training gets worse than FedNAG or diverges. With the velocity v_t = y_t - y_{t-1} (``form: velocity``, the default;
+"worker i's momentum" in the paper's Table 1), the method behaves as published. Most of the gain under label skew is
+then the accuracy of the representation model itself, which is why ``representation_accuracy`` is always logged too.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class PFedMo(Algorithm):
         return Result(uploads, kept={"x": carry["x"]})
 
     def score(self, client: ClientPhase) -> Result:
-        """Maps clients to what they send in the phase ``score``: l_i of eqs. 8-9 on the probe batch."""
+        """Returns what clients send in the phase ``score``: l_i of eqs. 8-9 on the probe batch."""
         logits = client.objective.class_logits(client.kept["x"], client.shared["inputs"])
         cross = -(client.shared["w"] * torch.log_softmax(logits, dim=-1)).sum(-1)
         return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})
@@ -160,7 +160,8 @@ class PFedMo(Algorithm):
 
 
 def _mixed(x: Model, x_rep: Model, a: Tensor | float) -> Model:
-    """Returns (1 - a) x + a x_rep, of buffers too where they differ: a constant buffer may hold infinities."""
+    """Returns (1 - a) x + a x_rep. Buffers are mixed only where they differ, because a constant buffer may hold
+    infinities."""
     parameters = (1 - a) * x.parameters + a * x_rep.parameters
     if not x.has_buffers:
         return Model(parameters, x.width)

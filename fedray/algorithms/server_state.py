@@ -1,4 +1,4 @@
-"""What an algorithm's server rules see: the server's models and vectors, numbers for each client, and the round."""
+"""What an algorithm's server rules can use: the server's models and vectors, numbers for each client, and the round."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that take part in a round. All lists have an entry for each, in the same order.
+    """The clients that take part in a round. All lists have an entry for each client, in the same order.
 
     Args:
         ids: the clients' numbers, sorted.
-        sizes: n_i, a client's number of samples.
+        sizes: n_i, the clients' numbers of samples.
         weights: the aggregation weights p_i, which sum to 1.
-        steps: J_i, the local steps that a client makes.
-        gaps: the rounds since the client last took part, 0 if it never did.
+        steps: J_i, the clients' numbers of local steps.
+        gaps: the rounds since each client last took part, 0 if it never did.
     """
 
     ids: Sequence[int] = ()
@@ -31,18 +31,18 @@ class Cohort:
 
 @dataclass
 class ServerState:
-    """What the server of a run holds, and what its rules may know of the round r in progress.
+    """What the server of a run holds, and what its rules may know about the current round r.
 
     ``server["m"]`` reads and ``server["m"] = ...`` writes a model or vector; ``server["x"]`` is the model x^r.
-    Everything that must survive a resume is in ``vectors`` or in a :meth:`column`; both are in checkpoints.
+    Everything that must survive a resume has to be in ``vectors`` or in a :meth:`column`, which checkpoints contain.
 
     Args:
         vectors: the server's models and vectors by name.
         N: the number of clients that hold samples.
         seed: ``run.seed``.
         server_lr: the server learning rate eta_g of this round.
-        weighting: ``samples`` or ``uniform``: how clients are weighted.
-        total_samples: the samples of all clients together.
+        weighting: how clients are weighted: ``samples`` or ``uniform``.
+        total_samples: the number of samples of all clients together.
         batch_size: B, or None for full batches.
         public_samples: the size of the public set.
         test_samples: the size of the test set.
@@ -57,14 +57,14 @@ class ServerState:
     seed: int
     server_lr: float
     as_client: Callable[[ServerState, int], ClientPhase]
-    """``as_client(server, steps)`` returns a :class:`ClientPhase` of one client that makes ``steps`` local steps on the
-    public set, for training at the server."""
+    """``as_client(server, steps)`` returns a :class:`ClientPhase` with one client that makes ``steps`` local steps on
+    the public set, for training at the server."""
     draw_inputs: Callable[[ServerState, int, str], Any]
-    """``draw_inputs(server, size, source)`` returns inputs ``[size, ...]`` that are drawn in each round from the source
-    ``public`` or ``test``."""
+    """``draw_inputs(server, size, source)`` returns inputs ``[size, ...]``, newly drawn in each round, from the set
+    ``source``: ``public`` or ``test``."""
     model_of: Callable[[int], Model]
-    """``model_of(s)`` returns the model x^s that the server had at the start of round s: this round, or one of the
-    ``earlier_models`` rounds before it."""
+    """``model_of(s)`` returns the model x^s that the server had at the start of round s, which is the current round or
+    one of the ``earlier_models`` rounds before it."""
     weighting: str = "samples"
     total_samples: int = 0
     batch_size: int | None = None
@@ -72,10 +72,10 @@ class ServerState:
     test_samples: int = 0
     table: dict[str, dict[int, float]] = field(default_factory=dict)
     last_round: dict[int, int] = field(default_factory=dict)
-    """The round in which each client took part last. It is in checkpoints."""
+    """The round in which each client last took part. Checkpoints contain it."""
     client_scalars: dict[str, Sequence[float]] = field(default_factory=dict)
-    """Lists of numbers by name, one for each client in the order of ``cohort.ids``, which a rule leaves here to have
-    them written to ``clients.parquet``."""
+    """Numbers that are written to ``clients.parquet``: lists by name, with one number for each client in the order of
+    ``cohort.ids``. A rule may add lists."""
     round: int = 0
     lr: float = 0.0
     cohort: Cohort = Cohort()
@@ -89,7 +89,7 @@ class ServerState:
     def column(self, name: str) -> dict[int, float]:
         """Returns the table's column ``name``: a dict from a client's number to a number, empty at first.
 
-        It is saved with checkpoints: ``server.column("score")[client] = 0.3``.
+        Checkpoints contain it. For example ``server.column("score")[client] = 0.3``.
         """
         return self.table.setdefault(name, {})
 
@@ -98,7 +98,8 @@ class ServerState:
         return number - self.last_round[client] if client in self.last_round else 0
 
     def shares(self) -> list[float]:
-        """Returns each cohort client's weight among all clients: n_i / n by samples, or 1 / N if uniform."""
+        """Returns the weight of each client of the cohort among all clients: n_i / n with ``samples``, 1 / N with
+        ``uniform``."""
         if self.weighting == "uniform":
             return [1 / self.N] * len(self.cohort.ids)
         return [size / self.total_samples for size in self.cohort.sizes]

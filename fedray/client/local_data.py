@@ -1,4 +1,4 @@
-"""The samples of a stack of clients, and the mini-batches that they make of them."""
+"""The samples of a stack of clients, and the mini-batches that are made of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedray.core.sending import column
 from fedray.core.structure import leaves, map_leaves
 
 GATHERED_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
-"""The number of bytes of samples that are gathered at once, ahead of the steps that use them."""
+"""How many bytes of samples are gathered at once, ahead of the steps that use them, for each kind of device."""
 
 
 class LocalData:
@@ -29,14 +29,14 @@ class LocalData:
     local steps, ``[C, 1]`` float32.
 
     Args:
-        samples: The data set in which the clients' samples are.
-        training: The size of mini-batches, augmentation, and the seed.
+        samples: The data set that contains the clients' samples.
+        training: The size of mini-batches, the augmentation and the seed.
         ids: The clients' numbers.
         indices: For each client the indices of its samples in ``samples``.
         steps: For each client the number of its local steps.
         round: The round, from 1, for which the order of the samples is drawn.
         purpose: What the mini-batches are drawn for.
-        clock: Measures the time that the reading of samples takes.
+        clock: Measures the time that reading samples takes.
 
     Example:
         for batch in client.data.batches():
@@ -71,12 +71,12 @@ class LocalData:
         return torch.ceil(self.n / size).clamp(min=1) if size else torch.ones_like(self.n)
 
     def epoch(self, j: int) -> Tensor:
-        """Returns the local epoch, from 0, in which step ``j`` lies, ``[C, 1]``."""
+        """Returns the number of the local epoch, from 0, to which step ``j`` belongs, ``[C, 1]``."""
         return torch.floor(j / self.epoch_steps())
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the mini-batches ``[C, b, ...]`` of the local steps j = 0, 1, ... Clients with fewer steps than others
-        have padding in the last ones."""
+        """Yields the mini-batches ``[C, b, ...]`` of the local steps j = 0, 1, ... In steps that only some clients
+        make, the other clients have padding."""
         made = self._batches()
         while True:
             with self.clock.on("data"):
@@ -91,7 +91,7 @@ class LocalData:
         blocks = self._blocks(chosen)
         for start, raw, labels in prefetched(blocks) if self.samples.slow else blocks:
             of_block = counts[start : start + len(labels)]
-            # batches are converted together only if each begins at an aligned address, as kernels round by alignment
+            # batches are converted together only if each is aligned in memory, because alignment can change rounding
             full = all(min(of_step) == size for of_step in of_block)
             aligned = all(leaf[0].numel() * 4 % 64 == 0 for leaf in leaves(raw))
             at_once = full and aligned and not self.training.augment
@@ -106,8 +106,8 @@ class LocalData:
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
     def _blocks(self, chosen: Indices) -> Iterator[tuple[int, Any, Tensor]]:
-        """Yields the samples ``chosen [J, C, b]`` of some steps at a time: the first step, and their stored inputs and
-        their targets, ``[steps, C, b, ...]``."""
+        """Yields blocks of the samples ``chosen [J, C, b]``, a few steps at a time: the first step, the stored inputs,
+        and the targets ``[steps, C, b, ...]``."""
         _, clients, size = chosen.shape
         block = max(1, GATHERED_BYTES[self.samples.device.type] // max(1, self.samples.bytes_each * clients * size))
         for start in range(0, len(chosen), block):
@@ -143,8 +143,8 @@ class LocalData:
     def _padded(self) -> tuple[Indices, list[tuple[int, ...]]]:
         """Returns sample indices ``[J, C, b]``, and for each step the number of real samples of each client.
 
-        J and b are those of the client with the most steps and of the one with the largest batch. The padding repeats a
-        client's first sample, which is a valid input; its weight is zero.
+        J is the number of steps of the client that makes most of them, and b the size of the largest batch. The padding
+        repeats a client's first sample, which is a valid input; its weight is zero.
         """
         schedules = self._schedules()
         steps = max(len(plan.order) for plan in schedules)
@@ -158,5 +158,5 @@ class LocalData:
 
 
 def _step(block: Any, step: int, width: int) -> Any:
-    """Returns the samples of one step of a block ``[steps, C, b, ...]``, the first ``width`` of each client."""
+    """Returns the samples of one step of a block ``[steps, C, b, ...]``: the first ``width`` samples of each client."""
     return map_leaves(lambda x: x[step, :, :width], block)

@@ -1,4 +1,4 @@
-"""The losses that clients minimise: gradients and forward passes, at any models."""
+"""The losses that clients minimise: their gradients and forward passes at any models."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from fedray.gradients.network import Draws, Network
 from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, UnfitTarget
 
 NO_STEP = 2**63
-"""The coordinate, in place of a step, of random numbers that a module draws outside local steps."""
+"""The coordinate of random numbers that a module draws outside local steps. It stands in place of the step's number."""
 
 PART = 256
-"""The most samples of a full-batch gradient that are taken at a time."""
+"""The largest number of samples for which a part of a full-batch gradient is computed at a time."""
 
 
 class Objective:
     """The losses f_i of the C clients: gradients and forward passes at any models.
 
-    A forward pass in training mode updates the buffers of the models at which it is taken, in place.
+    A forward pass in training mode updates the buffers of the models that it uses, in place.
 
     Args:
         network: Runs the module.
@@ -50,7 +50,7 @@ class Objective:
         self._scale = self._new_scale(len(data.ids))
         self._losses: list[Tensor] = []
         self._steps: list[int] = []
-        # of each step: the two sums of the metric that the task follows
+        # for each step: the two sums of the metric that the task follows
         self._totals: list[Tensor] = []
         self._counts: list[Tensor | list[int]] = []
         self._last_step = -1
@@ -61,18 +61,18 @@ class Objective:
     def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
         """Returns the gradient ``[C, width]`` of the mean loss over each client's mini-batch.
 
-        It may be called several times for one mini-batch, and dropout is the same each time. The loss and the followed
-        metric of the first call in a step are logged.
+        It may be called several times for one mini-batch; dropout is the same each time. The loss and the followed
+        metric of a step's first call are logged.
 
         Args:
-            at: The C models ``[C, row_width]`` at which it is taken.
+            at: The C models ``[C, row_width]`` at which the gradient is computed.
             batch: The clients' mini-batches, as :meth:`LocalData.batches` yields them.
-            loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, the loss of an algorithm in place of the task's.
+            loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, a loss of the algorithm that replaces the task's.
                 ``outputs`` are the :class:`Outputs` of one client.
-            extras: Tensors ``[C, ...]``, of which ``loss`` gets one client's row.
+            extras: Tensors ``[C, ...]``. ``loss`` gets the client's row of each.
 
         Raises:
-            UserError: The loss does not take the target of a sample.
+            UserError: The loss can't be computed for the target of a sample.
         """
         with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step), self._scale)
@@ -81,8 +81,8 @@ class Objective:
 
     @contextlib.contextmanager
     def _naming(self, samples: Callable[[int], Indices], first: int = 0) -> Iterator[None]:
-        """A context in which a target that the loss does not take is reported with its client and its item.
-        ``samples(row)`` are the indices of the samples in the batch of the client in row ``first + row``."""
+        """A context in which an error about a target that the loss can't take is reported with the target's client and
+        item. ``samples(row)`` are the indices of the samples in the batch of the client in row ``first + row``."""
         try:
             yield
         except UnfitTarget as error:
@@ -91,9 +91,9 @@ class Objective:
 
     def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
         """Runs the forward pass of ``batch`` at the C models ``at``, for a loss that depends on the outputs of other
-        models, which are computed in between.
+        models, which are computed before the gradient.
 
-        ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have returned.
+        ``training_pass(at, batch).gradient(loss, extras)`` returns the same as ``gradient(at, batch, loss, extras)``.
         """
         with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             forward = self.network.training_pass(at, batch, self._draws(batch.step), self._scale)
@@ -102,8 +102,8 @@ class Objective:
         return forward
 
     def full_gradient(self, at: Model) -> Tensor:
-        """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, which are not augmented,
-        at the C models ``at``, which stay as they are."""
+        """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, without augmentation, at
+        the C models ``at``. The models are not changed."""
         rows = []
         for row, indices in enumerate(self.data.indices):
             total = torch.zeros(at.width, dtype=torch.float64, device=at.row.device)
@@ -122,7 +122,7 @@ class Objective:
         return torch.stack(rows)
 
     def _shares(self, indices: Indices, parts: Sequence[Indices]) -> list[float]:
-        """Returns what each of the ``parts`` of a client's samples counts in its mean loss, as a fraction."""
+        """Returns the weight of each of the ``parts`` of a client's samples in its mean loss, as a fraction."""
         weights = self.network.task.weights(self.data.samples.targets(indices))
         if weights is None:
             return [len(part) / len(indices) for part in parts]
@@ -130,7 +130,7 @@ class Objective:
         return [float(each.sum()) / total for each in torch.split(weights, [len(part) for part in parts])]
 
     def forward(self, at: Model, x: Any) -> Outputs:
-        """Runs a forward pass at the C models ``at``, in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,
+        """Runs a forward pass at the C models ``at`` in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,
         ...]`` if they are the same for all clients."""
         if leaves(x)[0].dim() == leaves(self.data.samples.form)[0].dim():
             x = map_leaves(lambda same: same.expand(len(self.data.ids), *same.shape), x)
@@ -144,8 +144,9 @@ class Objective:
         return logits if axis == -1 else logits.movedim(axis + 1, -1)
 
     def logged(self) -> dict[str, list[float | None]]:
-        """Returns the ``loss`` of each client, and the metric that the task follows, such as ``accuracy``: means over
-        the mini-batches of its local steps at which a gradient was taken; None for a client without any."""
+        """Returns the ``loss`` of each client and the metric that the task follows, such as ``accuracy``. Both are
+        means over the mini-batches of the local steps in which a gradient was computed, or None for a client without
+        any."""
         if not self._losses:
             return {}
         # plain numbers, because arrays would take longer for so few
@@ -182,6 +183,6 @@ class Objective:
 
     def _draws(self, step: int, first: int = 0) -> Draws:
         """Returns the random numbers that a module draws (dropout) in a step, for the clients from position ``first``
-        of the stack on."""
+        of the stack."""
         seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
         return lambda row: self.network.rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

@@ -1,5 +1,5 @@
-"""The clients' optimizer: SGD, Adam or AdamW, with clipping and weight decay; and what local training carries from step
-to step."""
+"""The clients' optimizer (SGD, Adam or AdamW, with clipping and weight decay), and what local training carries from
+step to step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedray.gradients.rows import by_rows
 
 
 class Memory(NamedTuple):
-    """What the clients' optimizer remembers of the steps of one model: ``buffers``, which are vectors ``[C, width]`` by
-    name, such as ``momentum``, and the number of ``steps``."""
+    """What the clients' optimizer remembers from the steps of one model: vectors ``[C, width]`` by name in ``buffers``,
+    such as ``momentum``, and the number of ``steps``."""
 
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     steps: int = 0
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
-        """Returns a vector by name. Before the first step it is 0, with the shape of ``like``."""
+        """Returns the vector ``name``. Before the first step it is zeros in the shape of ``like``."""
         found = self.buffers.get(name)
         return torch.zeros_like(like) if found is None else found
 
@@ -35,7 +35,7 @@ class Carry:
     """What local training carries from one local step to the next: the algorithm's models and vectors of C clients, and
     what the clients' optimizer remembers of each model that it trains.
 
-    A carry is not changed; each step makes a new one. Only the models in ``overwritable`` may be changed in place, by
+    A carry is never changed; each step makes a new one. Only the models in ``overwritable`` may be changed in place, by
     the next step.
 
     Args:
@@ -65,17 +65,17 @@ class Carry:
 
     @property
     def model(self) -> Model:
-        """The models that are trained: the first ones that local training began with."""
+        """The C models that are trained: the first model among the values."""
         return next(value for value in self._values.values() if isinstance(value, Model))
 
     def update(self, **values: Any) -> Carry:
-        """Returns a carry with these ``values`` in place of those with the same names, and all else as it is here."""
+        """Returns a carry in which ``values`` replace those of the same names. Everything else stays the same."""
         kept = self.overwritable - values.keys()
         return Carry({**self._values, **values}, memories=self.memories, overwritable=kept)
 
     def moved(self, name: str, direction: Tensor, by: float, in_place: bool) -> Carry:
-        """Returns a carry with the model ``name`` plus ``by`` times ``direction [C, width]``. With ``in_place`` the
-        next call may overwrite the model that this one makes."""
+        """Returns a carry in which ``by`` times ``direction [C, width]`` is added to the model ``name``. With
+        ``in_place``, the next call may overwrite the resulting model."""
         if name in self.overwritable:
             self[name].parameters.add_(direction, alpha=by)
             return self
@@ -102,7 +102,8 @@ class Carry:
     def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
         """Returns ``one`` for the clients for which ``chosen [C, 1]`` is true, and ``other`` for the rest.
 
-        Clients of ``other`` make no further steps, so the numbers of the optimizer's steps are those of ``one``.
+        Clients that keep ``other`` make no further steps, so the numbers of the optimizer's steps are taken from
+        ``one``.
         """
         memories = {}
         for name, (buffers, steps) in one.memories.items():
@@ -118,13 +119,13 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 
 class LocalOptimizer:
-    """The optimizer of a stack of clients, with clipping and weight decay. What it remembers lies in the carry, and is
-    new in each round.
+    """The optimizer of a stack of clients, with clipping and weight decay. What it remembers is in the carry, and
+    starts from zero in each round.
 
-    With ``in_place`` a step overwrites the model that the step before has made, which is faster than making a new one.
+    With ``in_place``, a step overwrites the model that the step before it made, which is faster than making a new one.
 
     Args:
-        training: Names the optimizer and has its hyper-parameters, which are those of the section ``train``.
+        training: The optimizer's name and hyper-parameters, from the section ``train``.
         lr: The learning rate eta_l of this round.
         decayed: Which parameters weight decay pulls to 0, as ones and zeros ``[width]``; None stands for all.
 
@@ -140,13 +141,13 @@ class LocalOptimizer:
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
         """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and a carry with what the
-        optimizer remembers after it. The models are not changed.
+        optimizer remembers after the step. The models are not changed.
 
         The gradient is clipped, weight decay is added to it, and the sum goes to SGD or Adam. AdamW adds weight decay
         to the direction instead.
 
         Args:
-            carry: Has the models and what the optimizer remembers of them.
+            carry: The models, and what the optimizer remembers of them.
             name: The name of the models in the carry.
             gradient: The gradients ``[C, width]``, which the algorithm may have corrected.
         """

@@ -1,4 +1,4 @@
-"""What a phase of an algorithm gets to see of a stack of clients."""
+"""What an algorithm sees of a stack of clients in a phase."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fedray.gradients.network import Network
 
 
 def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
-    """Returns where the stacks of a cohort of ``members`` clients begin and end. Each has at most ``chunk`` clients,
-    and their sizes differ by one at most.
+    """Returns the begin and end of each stack of a cohort of ``members`` clients. A stack has at most ``chunk``
+    clients, and the sizes of stacks differ by one at most.
 
-    Their number is a power of two, so that two, four or eight workers have equally much to do.
+    The number of stacks is a power of two, so that two, four or eight workers have equal amounts of work.
     """
     count = 1
     while members > chunk * count:
@@ -39,7 +39,7 @@ def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
 
 @dataclass
 class Stack:
-    """Clients that are trained together, with an entry for each of the C clients in every list.
+    """Clients that are trained together. Every list has an entry for each of the C clients.
 
     ``indices`` are the indices of a client's samples, ``steps`` its local steps, and ``weights`` its aggregation
     weight. ``gaps`` are the rounds since it last took part, 0 if it never did. ``scalars`` are the numbers that the
@@ -59,7 +59,7 @@ class ClientPhase:
     """What an algorithm sees of a stack of C clients in one phase of one round.
 
     Attributes:
-        data: Whose samples and mini-batches (:class:`LocalData`).
+        data: The clients' samples and mini-batches (:class:`LocalData`).
         objective: Computes gradients and forward passes (:class:`Objective`).
         optimizer: Makes the clients' steps (:class:`LocalOptimizer`).
         shared: The server's broadcast: models and vectors by name.
@@ -67,11 +67,12 @@ class ClientPhase:
         state: The vectors ``[C, width]`` and models that the clients keep between rounds, by name. They are zeros
             before a client's first participation.
         kept: What an earlier phase of this round kept, by name.
-        received: The models that the clients received at their last participation, zeros before the first. They are
-            there only if the algorithm declares ``needs_received``.
-        n, J, gap, p: ``[C, 1]`` float32: samples, local steps, rounds since the last participation (0 if there was
-            none), and aggregation weight.
-        N, members, size: The number of clients that hold samples, that of the cohort, and that of the stack (C).
+        received: The models that the clients received at their last participation, zeros before the first. Available
+            only if the algorithm declares ``needs_received``.
+        n, J, gap, p: The clients' numbers of samples, local steps and rounds since the last participation (0 if there
+            was none), and their aggregation weights, each ``[C, 1]`` float32.
+        N, members, size: The number of all clients that hold samples, of clients in the cohort, and of clients in the
+            stack (C).
         round, lr: The round, from 1, and the clients' learning rate eta_l in it.
 
     Example:
@@ -104,7 +105,7 @@ class ClientPhase:
         self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
         self._writes = network.writes
         if self._writes:
-            # no forward pass may write into what other clients receive too
+            # no forward pass may write into models that other clients receive too
             shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
         self._initial, self._device = initial, network.device
@@ -133,20 +134,20 @@ class ClientPhase:
         return self._received
 
     def start(self, name: str) -> Any:
-        """Returns the shared model or vector ``name`` once for each of the C clients, ``[C, row_width]`` or ``[C,
-        width]``, as the start of local training."""
+        """Returns C copies of the shared model or vector ``name``, one for each client, as the start of local training:
+        ``[C, row_width]`` or ``[C, width]``."""
         shared = self.shared[name]
         if not isinstance(shared, Model):
             return shared.expand(self.size, -1)
         rows = shared.rows(self.size)
-        # nor into the model with which its client compares what it trains
+        # nor into the shared model, with which the client may compare its own
         return rows.clone() if self._writes and not rows.has_buffers else rows
 
     def parameters_of(self, *layers: str) -> Tensor:
-        """Returns which numbers of a model's parameters belong to ``layers``, bool ``[width]``.
+        """Returns which of a model's parameters belong to ``layers``, bool ``[width]``.
 
         Args:
-            layers: The names of layers, or their beginnings, as in ``module.named_parameters()``.
+            layers: The names of layers, or beginnings of names, as in ``module.named_parameters()``.
 
         Raises:
             UserError: The model has no parameters of such a name.
@@ -164,20 +165,21 @@ class ClientPhase:
         return chosen
 
     def initial_models(self, per_client: bool) -> Model:
-        """Returns the initial model x^1 for each of the C clients, or a model that is drawn for the client if it is
-        ``per_client``."""
+        """Returns the initial model x^1 for each of the C clients. With ``per_client``, it returns a model that is
+        drawn for each client instead."""
         assert self._initial is not None
         models = [self._initial(client if per_client else None) for client in self.stack.ids]
         return Model(torch.stack([model.row for model in models]), models[0].width)
 
     def hold(self, new: Carry, old: Carry, j: int) -> Carry:
-        """Returns ``new`` for the clients that make local step ``j``, and ``old`` for those whose J_i steps are over.
+        """Returns ``new`` for the clients that make local step ``j``, and ``old`` for those that have already made all
+        their J_i steps.
 
-        The clients of a stack make their steps together, but some have fewer. In a stack with 3 and 5 steps, the first
-        client's model and its momentum stay what they were after j = 2, while the second client continues.
+        The clients of a stack make their steps together, but some make fewer. In a stack with 3 and 5 steps, the first
+        client keeps its model and momentum after j = 2, while the second client continues.
         """
         least = min(self.stack.steps)
         if j < least:
-            # the next step keeps the models of clients that have made their last one
+            # the next step needs these models for the clients that have made all their steps
             return new if j + 1 < least else new.released()
         return Carry.where(j < self.J, new, old)

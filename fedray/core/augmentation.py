@@ -15,10 +15,10 @@ from fedray.core.seeds import Purpose, stream
 
 Augmentation = Callable[[Any, Sequence[int], Sequence[int], int, int, int], Any]
 """``augmentation(x, counts, ids, seed, round, step)`` returns changed copies of the stored inputs ``x [C, b, ...]`` of
-a stack's mini-batches. Its random numbers depend on seed, round, client and local step alone."""
+a stack's mini-batches. The changes depend only on seed, round, client and local step."""
 
 BORDER = 4
-"""The number of black pixels that are put around an image before it is cropped to its old size."""
+"""The width in pixels of the black border that is put around an image before it is cropped to its original size."""
 
 
 def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Tensor:

@@ -33,7 +33,7 @@ class Batch:
     def client_samples(self, row: int) -> tuple[Any, Tensor]:
         """Returns the inputs and targets of the client in ``row`` of the stack, without padding.
 
-        A client that has made all its steps has none; it gets one sample of padding, so that no batch is empty.
+        For a client that has made all its steps it returns one sample of padding, so that no batch is empty.
         """
         real = slice(None if self.counts is None else max(1, self.counts[row]))
         return map_leaves(lambda x: aligned(x[row, real]), self.x), self.y[row, real]
@@ -44,9 +44,9 @@ class Batch:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` itself if its memory is aligned to 64 bytes, and otherwise a copy, which is.
+    """Returns ``tensor`` if its memory is aligned to 64 bytes, and otherwise an aligned copy.
 
-    Kernels may round differently on memory that is aligned differently.
+    The alignment of memory can change how kernels round.
     """
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
@@ -55,8 +55,8 @@ def aligned(tensor: Tensor) -> Tensor:
 class Schedule:
     """The order in which one client uses its samples in a round.
 
-    ``order [J, b]`` holds positions among the client's samples. ``counts`` says how many of each of the J rows are
-    real.
+    Row j of ``order [J, b]`` holds the positions, among the client's samples, of the mini-batch of local step j. Its
+    first ``counts[j]`` entries are real; the rest is padding.
     """
 
     order: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Schedule:
 
 def steps_of(samples: int, batch_size: int | None, local_steps: int | None, local_epochs: int | None) -> int:
     """Returns how many local steps a client with ``samples`` samples makes in a round: ``local_steps`` if that is set,
-    and otherwise the mini-batches of ``local_epochs`` epochs. A ``batch_size`` of None is the full batch."""
+    and otherwise the number of mini-batches in ``local_epochs`` epochs. A ``batch_size`` of None means full batches."""
     if local_steps is not None:
         return local_steps
     assert local_epochs is not None
@@ -88,10 +88,11 @@ def schedule(
     local_steps: int | None,
     local_epochs: int | None = None,
 ) -> Schedule:
-    """Returns which samples are in the mini-batches of one client in one round. It depends on the arguments alone.
+    """Returns which samples are in the mini-batches of one client in one round. The result depends only on the
+    arguments.
 
-    With ``local_steps`` permutations of the client's samples follow each other, and each batch is the next
-    min(batch_size, samples) of them. With ``local_epochs`` each epoch is one permutation, and its last batch may be
+    With ``local_steps``, permutations of the client's samples are joined to one long list, from which each batch takes
+    the next min(batch_size, samples). With ``local_epochs``, each epoch is one permutation, and its last batch may be
     smaller.
 
     Args:
@@ -99,8 +100,8 @@ def schedule(
         purpose: ``Purpose.BATCHES`` for local training.
         round: the number of the round, from 1.
         client: the client's number.
-        samples: how many samples it has.
-        batch_size: None for the full batch.
+        samples: the client's number of samples.
+        batch_size: None for full batches.
         local_steps: None if ``local_epochs`` is set.
         local_epochs: None if ``local_steps`` is set.
     """
@@ -111,7 +112,7 @@ def schedule(
         return stream(seed, purpose, round, client, number).permutation(samples)
 
     if size == samples:
-        # the order of a full batch does not matter, so it stays fixed, and with it the rounding of the sum
+        # the order within a full batch does not matter; a fixed one also fixes how the sum is rounded
         return Schedule(np.broadcast_to(np.arange(samples), (steps, samples)), [samples] * steps)
     if local_steps is not None:
         passes = -(-steps * size // samples)

@@ -1,4 +1,4 @@
-"""Measures what time is spent on."""
+"""Measures how much time is spent on what."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 class Clock:
     """Adds up seconds by purpose, as in ``with clock.on("gradient"): ...``.
 
-    Such blocks may be nested; time within an inner one counts for its purpose only.
+    These blocks may be nested: the time in an inner block counts only for the purpose of the inner block.
 
     Args:
-        settle: a function that waits for work in the background, such as a GPU's, so that its time counts for the
+        settle: a function that waits for work in the background, such as on a GPU, so that its time counts for the
             purpose that caused it.
     """
 

@@ -22,8 +22,8 @@ from fedray.errors import UserError
 class Portable:
     """A ``module`` in a form that can be copied and pickled without losing anything.
 
-    torch's copies and pickles of a module lack the hooks of its parameters, and a module with parametrizations can't be
-    pickled at all. This class adds both.
+    torch loses the hooks of a module's parameters when it copies or pickles the module, and it can't pickle a module
+    with parametrizations. This class handles both.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -66,7 +66,7 @@ class Portable:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Returns a copy of ``module`` that shares no memory with it, and lacks the hooks of parameters."""
+    """Returns a copy of ``module`` that shares no memory with it. Hooks of parameters are not copied."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in _made_by_passes(module)}
     for layer in module.modules():
         for buffer in layer._buffers.values():
@@ -76,15 +76,16 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def _made_by_passes(module: nn.Module) -> Iterator[Tensor]:
-    """Yields the tensors in a module's attributes that forward passes have left there, as torch.nn.utils.weight_norm
-    does. They can be neither copied nor pickled."""
+    """Yields the tensors that forward passes have left in a module's attributes, as torch.nn.utils.weight_norm does.
+    Such tensors can be neither copied nor pickled."""
     for layer in module.modules():
         yield from (value for value in vars(layer).values() if isinstance(value, Tensor) and not value.is_leaf)
 
 
 def require_copyable(module: nn.Module) -> None:
-    """Raises :class:`UserError` if a copy of ``module`` would be another model: it would lose that two tensors lie in
-    the same memory, or a function in it would go on to use the tensors of the original."""
+    """Raises :class:`UserError` if fedray can't train copies of ``module``: two of its tensors share memory, a
+    parameter has no numbers or has a hook that fedray never calls, or a function in the module refers to the module
+    itself."""
     if pair := shared_memory(module):
         raise UserError(
             f"model=...: its {pair[0]} and {pair[1]} are two tensors in the same memory, so that a change of one "
@@ -112,8 +113,8 @@ def require_copyable(module: nn.Module) -> None:
 
 
 def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[Any]]]:
-    """Yields what copies of a layer share with it: the functions that it was given beside those of its class, and weak
-    references, each with its name for a message."""
+    """Yields the functions and weak references that a copy of ``layer`` shares with it, because they are hooks or lie
+    in its attributes; each comes with a name for messages."""
     hooks: dict[str, Mapping[Any, Any]] = {
         "a forward hook": layer._forward_hooks, "a forward pre-hook": layer._forward_pre_hooks,
         "a backward hook": layer._backward_hooks, "a backward pre-hook": layer._backward_pre_hooks,
@@ -127,21 +128,21 @@ def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[
 
 
 DEPTH = 4
-"""How many containers may lie in each other that are looked through."""
+"""How many levels of nested containers are searched."""
 
 
 ATOMS = (str, bytes, int, float, complex, type(None))
-"""Types of values that are passed over, of which a vocabulary may have millions."""
+"""The types of values that the search skips, because a vocabulary may hold millions of them."""
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yields ``value``, and what is in it if it is a container, a method, a ``functools.partial``, or an object with
-    attributes. Modules and tensors have no parts here."""
+    """Yields ``value`` and what is in it, if it is a container, a method, a ``functools.partial``, or an object with
+    attributes. Modules and tensors are not searched."""
     yield from _reached([value], _contents)
 
 
 def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    """Yields each of ``values``, then their ``contents``, and so on; nothing twice."""
+    """Yields each of ``values``, then their ``contents``, and so on, each object once."""
     seen: dict[int, Any] = {}
     for _ in range(DEPTH + 1):
         new = {id(value): value for value in values if not isinstance(value, ATOMS) and id(value) not in seen}
@@ -151,7 +152,7 @@ def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) ->
 
 
 def _contents(value: Any) -> Iterable[Any]:
-    """Returns what is in a value of which a copy has copies."""
+    """Returns the objects in ``value`` that are copied along with it."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return value
     if isinstance(value, Mapping):
@@ -166,28 +167,29 @@ def _contents(value: Any) -> Iterable[Any]:
 
 
 def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
-    """Yields the objects that a function uses or a weak reference stands for, and what is in them; also what is used by
-    the functions among them that are the same user's."""
+    """Yields the objects that a function uses or a weak reference points to, and what these contain. Of the functions
+    among them, only those from the same Python module are searched further."""
 
     def contents(value: Any) -> Iterable[Any]:
         if isinstance(value, weakref.ref):
-            # handles of hooks have references to dicts, which copies make anew
+            # handles of hooks refer to dicts, and a copy gets new dicts
             target = value()
             return [target] if isinstance(target, (nn.Module, Tensor, MethodType)) else ()
         if isinstance(value, FunctionType):
             return _surroundings(value) if value is shared or value.__module__ == shared.__module__ else ()
-        # other objects may hold the module for other ends
+        # other objects may hold the module for other purposes
         return _contents(value) if isinstance(value, (list, tuple, set, Mapping, partial, MethodType)) else ()
 
     yield from _reached([shared], contents)
 
 
 def _surroundings(function: FunctionType) -> list[Any]:
-    """Returns the objects of its surroundings that a function uses, and the default values of its arguments."""
+    """Returns the closure variables and global variables that a function uses, and the default values of its
+    arguments."""
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     try:
         found = inspect.getclosurevars(function)
     except ValueError:
-        # a variable that has no value yet
+        # a closure variable has no value yet
         return defaults
     return [*defaults, *found.nonlocals.values(), *found.globals.values()]

@@ -11,9 +11,10 @@ from fedray.core.augmentation import Augmentation
 class LocalTraining:
     """The settings of mini-batches and of the clients' optimizer, which are the same for all algorithms.
 
-    Most are named as their keys ``train.*``. A ``batch_size`` of None is the full batch, and one of ``local_steps`` and
-    ``local_epochs`` is None. ``beta1``, ``beta2`` and ``epsilon`` are for the optimizers ``adam`` and ``adamw``.
-    ``augment`` lists functions that change the inputs of mini-batches at random, in the order in which they are called.
+    Most attributes are named after their keys ``train.*``. A ``batch_size`` of None means full batches. One of
+    ``local_steps`` and ``local_epochs`` is None. ``beta1``, ``beta2`` and ``epsilon`` are for the optimizers ``adam``
+    and ``adamw``. ``augment`` lists functions that change the inputs of mini-batches at random, in the order in which
+    they are called.
     """
 
     seed: int

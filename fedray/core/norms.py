@@ -1,4 +1,5 @@
-"""Layers of normalisation: which use running statistics in training, and which buffers have length 1."""
+"""Finds layers of normalisation that need special treatment: batch normalisation of a single sample, frozen layers, and
+spectral normalisation."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from fedray.errors import UserError
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""The layers of batch normalisation, and the bases of those that users derive from them."""
+"""The layers of batch normalisation. Their subclasses count too."""
 
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
@@ -53,7 +54,7 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
 
 
 def is_frozen(layer: nn.Module) -> bool:
-    """Returns whether ``layer`` itself has parameters, not only its sublayers, and none of them is trained."""
+    """Returns whether ``layer`` has parameters besides those of its sublayers, and all of them are frozen."""
     parameters = list(layer.parameters(recurse=False))
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
@@ -63,7 +64,7 @@ def unit_vectors(module: nn.Module) -> set[str]:
     found = set()
     for prefix, layer in module.named_modules():
         keys = ["_u", "_v"] if isinstance(layer, _SpectralNorm) else []
-        # the older form is a hook
+        # the older torch.nn.utils.spectral_norm is a hook
         olds = [hook.name for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
         keys += [f"{name}_{part}" for name in olds for part in ("u", "v")]
         found |= {f"{prefix}.{key}" if prefix else key for key in keys if layer._buffers.get(key) is not None}

@@ -1,8 +1,8 @@
-"""Numbers of any type as float32 numbers, of which the rows of models consist, and back.
+"""Converts numbers of any type to float32 numbers, of which the rows of models consist, and back.
 
-A float32 has 24 bits, so that a longer number takes several of them, its *parts*: a whole number of 64 bits is three
-parts of 22 bits, and a float64 is the sum of three float32. All parts are exact. The mean of two float64, or of two
-whole numbers below four million, has the mean of their parts.
+A float32 has 24 bits, so a longer number is split into several float32 numbers, its *parts*: a 64-bit integer into
+three parts of up to 22 bits, and a float64 into three float32 numbers that add up to it. No bit is lost. Parts may be
+averaged like the numbers themselves, if these are float64, or integers below four million.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16)
-"""The types whose numbers are float32 numbers too."""
+"""The types all of whose values a float32 represents exactly."""
 
 _BITS = 22
 
 
 def parts_of(dtype: torch.dtype) -> int:
-    """Returns how many float32 numbers a number of this type takes."""
+    """Returns how many float32 numbers one number of type ``dtype`` takes."""
     if dtype.is_complex:
         return 2 * parts_of(dtype.to_real())
     return 1 if dtype in SINGLE else 3
@@ -45,16 +45,16 @@ def split(values: Tensor) -> Tensor:
 
 @lru_cache
 def _of_parts(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns by how much a whole number is shifted for each of its parts, and the bits that are then taken. They are
-    made when a module is packed, and so before anything is traced."""
+    """Returns the shift and the bit mask for each part of an integer. They are created when a module is packed, before
+    anything is traced."""
     low = (1 << _BITS) - 1
     shifts = torch.tensor([[2 * _BITS], [_BITS], [0]], device=device)
     return shifts, torch.tensor([[-1], [low], [low]], device=device)
 
 
 def join(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the numbers ``[n]`` of type ``dtype`` with these ``parts [parts, n]``. Parts that must be whole and are
-    not, being means, are rounded."""
+    """Returns the numbers ``[n]`` of type ``dtype`` that consist of ``parts [parts, n]``. Parts of integers are rounded
+    first, because means need not be whole."""
     if dtype.is_complex:
         return torch.complex(*(join(part, dtype.to_real()) for part in parts.chunk(2)))
     if dtype in SINGLE:

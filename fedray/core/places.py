@@ -1,7 +1,7 @@
 """Replaces the parameters and buffers of a module by others, also where layers share them.
 
-A layer may be used twice, and two layers may share a parameter. Such a tensor has several names, and may be an entry in
-the dicts of several layers, its places. It is called by its first name, the one that ``named_parameters()`` uses.
+A layer may be used twice, and two layers may share a parameter. Such a tensor has several names and several *places*:
+entries in the dicts of layers. fedray uses its first name, which is the one in ``named_parameters()``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from fedray.errors import UserError
 
 Place = tuple[dict[str, Any], str]
-"""A layer's dict of parameters or buffers, and the key of one of them."""
+"""A layer's dict of parameters or buffers, and a key in it."""
 
 
 class Places:
@@ -58,11 +58,11 @@ class Places:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The parameters and buffers by their first names. Each tensor is there once."""
+        """The parameters and buffers by their first names, each tensor once."""
         return {**self.parameters, **self.buffers}
 
     def now(self, name: str) -> Any:
-        """Returns the tensor that the module has under ``name`` now. A forward pass may have replaced it."""
+        """Returns the tensor that the module currently has under ``name``. A forward pass may have replaced it."""
         held, key = self._places[name][0]
         return held.get(key)
 
@@ -73,10 +73,10 @@ class Places:
 
     @contextlib.contextmanager
     def holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
-        """A context in which the module has ``tensors`` in place of the ones that it has under these names.
+        """A context in which the module uses ``tensors`` in place of its tensors of the same names.
 
-        If a forward pass puts another tensor in the place of a buffer, as ``self.count = self.count + 1`` does, it is
-        in ``tensors`` afterwards. :class:`UserError` is raised if it does so with a parameter.
+        If a forward pass assigns a new tensor to a buffer, as ``self.count = self.count + 1`` does, ``tensors`` holds
+        the new one afterwards. If it assigns a new tensor to a parameter, :class:`UserError` is raised.
         """
         before = [(place, place[0][place[1]]) for name in tensors for place in self._places[name]]
         try:
@@ -92,11 +92,11 @@ class Places:
                 held[key] = tensor
 
     def are_held(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Returns whether the module has all of ``tensors`` under their names."""
+        """Returns whether the module currently uses all of ``tensors`` under their names."""
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises :class:`UserError` if the module no longer uses one of ``tensors`` that is a parameter."""
+        """Raises :class:`UserError` if one of ``tensors`` is a parameter that the module no longer uses."""
         for name in self.parameters:
             if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(
@@ -106,7 +106,7 @@ class Places:
                 )
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Copies ``values`` into the module's tensors; names may be first names or aliases."""
+        """Copies ``values`` into the module's tensors. The names may be first names or aliases."""
         tensors = self.tensors
         with torch.no_grad():
             for name, value in values.items():
@@ -119,9 +119,9 @@ class Places:
 
 
 def shared_memory(module: nn.Module) -> tuple[str, str] | None:
-    """Returns the names of two tensors of ``module`` that are different objects and lie in the same memory, or None.
+    """Returns the names of two tensors of ``module`` that are different objects in the same memory, or None.
 
-    Such tensors would be trained apart, although a write into one of them changes the other.
+    Such tensors would be trained separately, although a write to one of them changes the other.
     """
     pieces: list[tuple[int, int, int, str]] = []
     for name, tensor in Places(module).tensors.items():

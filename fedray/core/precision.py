@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 HALF = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
-"""The precisions with autocast, and the types to which it casts."""
+"""The precisions that use autocast, and the types to which it casts."""
 
 TENSOR_CORES = (8, 0)
-"""The compute capability from which on GPUs have TF32 and bf16 (Ampere, 2020)."""
+"""The lowest compute capability of GPUs with TF32 and bf16 (Ampere, 2020)."""
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ Element = TypeVar("Element")
 
 
 def prefetched(made: Iterator[Element]) -> Iterator[Element]:
-    """Yields the elements of ``made`` in order. While the caller uses one, a thread makes the next."""
+    """Yields the elements of ``made`` in order. While the caller uses one, a thread produces the next."""
     over = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
         coming = thread.submit(next, made, over)

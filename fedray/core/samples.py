@@ -1,4 +1,4 @@
-"""A data set on the device where models are trained, and the inputs that models get of it."""
+"""The samples of a data set, and how they become a model's inputs on the device where models are trained."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ Indices = NDArray[np.int64]
 
 
 class Draws(NamedTuple):
-    """Which draws a block of samples ``[steps, C, b]`` is, so that each sample's random transform can be seeded.
+    """The round, the clients and the local steps for which samples ``[steps, C, b]`` are read. They seed the random
+    transform of each sample.
 
     Args:
         round: the number of the round.
         ids: the numbers of the C clients.
         start: the local step to which the first samples belong.
-        size: b, the samples of a mini-batch.
+        size: b, the number of samples in a mini-batch.
     """
 
     round: int
@@ -35,7 +36,7 @@ class Draws(NamedTuple):
     size: int
 
     def coordinates(self, place: int) -> tuple[int, int, int]:
-        """Returns for the sample at ``place`` in the flattened block its round, its client, and how many samples that
+        """Returns the round and the client of the sample at ``place`` in the flattened block, and how many samples that
         client has drawn before it in the round."""
         step, rest = divmod(place, len(self.ids) * self.size)
         row, position = divmod(rest, self.size)
@@ -44,17 +45,17 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a data set, as they are stored, and how they become a model's inputs.
+    """The samples of a data set in their stored form, and how they become a model's inputs.
 
-    Floats and uint8 reach a model as float32(x) * scale + shift, other whole numbers as int64, and booleans and complex
-    numbers as they are.
+    Floats and uint8 reach a model as float32(x) * scale + shift, other integers as int64, and booleans and complex
+    numbers unchanged.
 
     Args:
         x: the stored inputs, a tensor ``[n, ...]``, or a tuple or dict of such tensors.
         y: the targets ``[n, ...]``.
         scale: a factor for each channel (axis 1 of the inputs), in the structure of ``x``; None for 1.
-        shift: what is added to each channel, likewise; None for 0.
-        on: the device where models are trained, to which mini-batches are copied; None if all samples are on it.
+        shift: a number that is added to each channel, in the structure of ``x``; None for 0.
+        on: the device where models are trained, to which mini-batches are copied; None if all samples are there.
     """
 
     x: Any
@@ -76,7 +77,7 @@ class Samples:
 
     @property
     def form(self) -> Any:
-        """Some stored inputs, as tensors ``[n, ...]`` with n of at least 1, from which shapes and types can be read."""
+        """At least one stored input, as tensors ``[n, ...]``, from which shapes and types can be read."""
         return self.x
 
     @cached_property
@@ -85,14 +86,14 @@ class Samples:
         return sum(leaf[0].nbytes for leaf in leaves(self.form))
 
     def gather(self, indices: Indices) -> tuple[Any, Tensor]:
-        """Returns the inputs and the targets ``[*indices.shape, ...]`` of the samples with these indices, as a model
-        gets them, in newly allocated (and so aligned) memory."""
+        """Returns the inputs, as a model gets them, and the targets ``[*indices.shape, ...]`` of the samples with these
+        indices, in newly allocated (and so aligned) memory."""
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
     def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
-        """Does the same as :meth:`gather`, but returns inputs as they are stored. ``draws`` seeds random transforms of
-        items that are read when they are used (:class:`ReadSamples`)."""
+        """Returns what :meth:`gather` returns, but with inputs in their stored form. ``draws`` seeds the random
+        transforms of :class:`ReadSamples`."""
         flat = sent(torch.from_numpy(indices.reshape(-1)), self.y.device)
 
         def chosen(stored: Tensor) -> Tensor:
@@ -101,15 +102,16 @@ class Samples:
         return map_leaves(chosen, self.x), chosen(self.y)
 
     def targets(self, indices: Indices) -> Tensor:
-        """Returns the targets of some samples."""
+        """Returns the targets ``[*indices.shape, ...]`` of the samples with these indices."""
         return self._sent(self.y[sent(torch.from_numpy(indices), self.y.device)])
 
     def _sent(self, chosen: Tensor) -> Tensor:
-        """Returns the samples ``chosen`` on the device where models are trained."""
+        """Returns ``chosen`` on the device where models are trained."""
         return sent(chosen, self.device)
 
     def inputs(self, raw: Any) -> Any:
-        """Returns stored inputs ``[..., *sample]`` as a model gets them. Floats are in newly allocated memory."""
+        """Returns the stored inputs ``raw [..., *sample]`` as a model gets them. Floats are in newly allocated
+        memory."""
         if self.scale is None or self.shift is None:
             return map_leaves(_as_input, raw)
 
@@ -123,8 +125,8 @@ class Samples:
 
 
 class Items(Protocol):
-    """A data set that is read item by item: ``first`` is the input of item 0, and ``read(i)`` that of item i, as arrays
-    ``[1, ...]`` or a tuple or dict of them."""
+    """A data set that is read item by item: ``first`` is the input of item 0, and ``read(i)`` returns the input of item
+    i, an array ``[1, ...]`` or a tuple or dict of arrays."""
 
     first: Any
 
@@ -133,11 +135,11 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class ReadSamples(Samples):
-    """Samples whose inputs are read item by item when they are used: ``x`` are :class:`Items`.
+    """Samples whose inputs are read item by item when they are used: ``x`` is of type :class:`Items`.
 
-    Before an item is read, the global random generators are seeded by (``seed``, round, client, draw). So random
-    transforms differ from draw to draw, and do not depend on which process reads. In evaluations the seed of an item
-    is always the same.
+    The global random generators are seeded by (``seed``, round, client, draw) before each item is read. So random
+    transforms differ from draw to draw, and do not depend on which process reads the item. In evaluations an item
+    always has the same seed.
     """
 
     seed: int = 0

@@ -15,10 +15,10 @@ class Schedule:
     * ``constant``: 1
     * ``exponential``: decay^t
     * ``step``: decay^floor(t / every)
-    * ``cosine``: final + (1 - final) (1 + cos(pi t / (rounds - warmup))) / 2, and ``final`` after so many ``rounds``.
+    * ``cosine``: final + (1 - final) (1 + cos(pi t / (rounds - warmup))) / 2, and ``final`` after ``rounds`` rounds.
 
-    In the first ``warmup`` rounds it is r / (warmup + 1) instead. These are LinearLR, ExponentialLR, StepLR and
-    CosineAnnealingLR of torch.optim.
+    In the first ``warmup`` rounds it is r / (warmup + 1) instead. The formulas are those of LinearLR, ExponentialLR,
+    StepLR and CosineAnnealingLR in torch.optim.
     """
 
     kind: str = "constant"

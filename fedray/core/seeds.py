@@ -1,8 +1,8 @@
-"""Random numbers that depend on (seed, purpose, coordinates) alone, and not on who draws them or in which order.
+"""Random numbers that depend only on (seed, purpose, coordinates), and not on who draws them or in which order.
 
 They come from Philox (Salmon et al., SC 2011), a keyed function of a 256-bit counter. The key is (seed, purpose). The
 upper three of the counter's four words are the coordinates, for example (round, client, pass). A stream advances only
-the lowest word, so different coordinates give streams that do not overlap for 2**64 blocks.
+the lowest word, so streams with different coordinates do not overlap for 2**64 blocks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 SERVER = 2**63
-"""The coordinate that stands for the server where others have a client's number. All clients' numbers are smaller."""
+"""The server's coordinate, which stands in place of a client's number. All clients' numbers are smaller."""
 
 
 _generators = threading.RLock()
-"""Held by whoever has seeded the process's global generators, because items are read in a thread beside dropout."""
+"""The lock of the process's global generators. A thread holds it while it has seeded them, because another thread may
+read items during dropout."""
 
 
 class Purpose(IntEnum):
-    """What random numbers are drawn for. The numbers are part of every result, so new ones may be added, but none
+    """What random numbers are drawn for. All results depend on these values, so new ones may be added, but none
     changed."""
 
     INIT = 0
@@ -46,16 +47,16 @@ class Purpose(IntEnum):
     """Which clients are evaluated, and which test samples they share with others."""
     FINETUNE = 12
     ITEM = 13
-    """What the transforms of an item draw that is read when it is used."""
+    """The random transforms of items that are read when they are used."""
     TRANSFORM = 14
-    """What a transform of mini-batches draws (:mod:`fedray.core.transform`)."""
+    """The transform of mini-batches (:mod:`fedray.core.transform`)."""
     UPLOAD = 15
-    """What a step draws that uploads pass (:mod:`fedray.core.upload`)."""
+    """The steps that uploads pass (:mod:`fedray.core.upload`)."""
 
 
 class _Unseeded(ISeedSequence):
-    """Keeps numpy from seeding a generator, whose state is set anyway, with the system's entropy. Seeding takes longer
-    than all the rest."""
+    """A seed that keeps numpy from collecting the system's entropy for a generator whose state is set right afterwards.
+    Collecting it would take longer than everything else."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
         return np.zeros(n_words, dtype)
@@ -93,7 +94,7 @@ def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
 
 
 def _cuda_devices() -> range:
-    """Returns the numbers of the GPUs whose generators are in use: none before CUDA is used for the first time."""
+    """Returns the numbers of the GPUs whose generators are in use. There are none before CUDA is first used."""
     import torch
 
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
@@ -101,10 +102,10 @@ def _cuda_devices() -> range:
 
 @contextmanager
 def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
-    """A context in which torch's global generators draw from (seed, purpose, coordinates). Afterwards they are as
-    before.
+    """A context in which torch's global generators draw from (seed, purpose, coordinates). Afterwards they are in the
+    same state as before.
 
-    It is for the construction of models and for dropout, which can't be given a generator. CUDA's generators are
+    It is meant for constructing models and for dropout, to which no generator can be passed. CUDA's generators are
     included once CUDA is in use.
     """
     import torch
@@ -144,12 +145,12 @@ def drawn_by(run: Callable[[], Any]) -> set[str]:
 def global_generators(seed: int | None = None) -> Iterator[None]:
     """A context in which user-defined code may draw from the global generators of Python, numpy and torch.
 
-    They are seeded with ``seed`` if it is not None. Afterwards they are as before.
+    The generators are seeded with ``seed`` if it is not None. Afterwards they are in the same state as before.
     """
     import torch
 
     with _generators:
-        # numpy's old generator is named because users' transforms draw from it
+        # numpy's old generator is included because users' transforms draw from it
         before_python, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         devices = _cuda_devices()
         try:

@@ -1,4 +1,4 @@
-"""Copies to a device that wait for nothing."""
+"""Copies data to a device without waiting for the device."""
 
 from __future__ import annotations
 

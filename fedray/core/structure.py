@@ -7,9 +7,10 @@ from typing import Any
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Returns a structure like ``tree`` with ``function(leaf, *others)`` in the place of each leaf.
+    """Returns a structure like ``tree`` in which each leaf is replaced by ``function(leaf, *others)``.
 
-    A leaf is whatever is neither a tuple nor a dict. ``others`` have the same structure as ``tree``.
+    A leaf is anything that is neither a tuple nor a dict. ``others`` are structures like ``tree``, whose leaves at the
+    same place are passed.
     """
     if isinstance(tree, tuple):
         return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))
@@ -37,14 +38,14 @@ def outline(tree: Any) -> str:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the positional and keyword arguments with which a module is called for ``inputs``: the elements of a
-    tuple are positional arguments, the entries of a dict keyword arguments, a tensor is the only argument."""
+    """Returns the positional and keyword arguments with which a module is called for ``inputs``. The elements of a
+    tuple are positional arguments, and the entries of a dict are keyword arguments; a tensor is the only argument."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def call(module: Callable[..., Any], inputs: Any) -> Any:
-    """Returns what ``module`` makes of ``inputs``, which are its :func:`arguments`."""
+    """Calls ``module`` with ``inputs`` as its :func:`arguments`, and returns its output."""
     args, named = arguments(inputs)
     return module(*args, **named)

@@ -27,10 +27,10 @@ Loss = Callable[..., Any]
 
 
 Counting = Callable[[Tensor], Tensor]
-"""``counting(targets)``: how much each entry of the targets counts in the mean of a loss, shaped as they are."""
+"""``counting(targets)`` returns the weight of each target in the mean of a loss, in the shape of ``targets``."""
 
 LEAST_WEIGHT = 1e-30
-"""Stands for the sum of weights that are all 0, so that the mean is 0 and not NaN."""
+"""Replaces a sum of weights that is 0, so that the mean is 0 and not NaN."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -44,22 +44,24 @@ def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def token_cross_entropy(logits: Tensor, targets: Tensor, axis: int, ignored: int) -> Tensor:
-    """Returns the cross-entropy of each token, shaped as ``targets``; ``axis`` of the logits has the classes."""
+    """Returns the cross-entropy of each token, in the shape of ``targets``. ``axis`` is the axis of the classes in
+    ``logits``."""
     return F.cross_entropy(logits.movedim(axis, 1), targets, reduction="none", ignore_index=ignored)
 
 
 def token_accuracy(logits: Tensor, targets: Tensor, axis: int) -> Tensor:
-    """Returns which tokens are classified correctly, bool, shaped as ``targets``."""
+    """Returns which tokens are classified correctly, bool in the shape of ``targets``. ``axis`` is the axis of the
+    classes in ``logits``."""
     return logits.argmax(axis) == targets
 
 
 def label_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the binary cross-entropy of each label, shaped as ``targets``."""
+    """Returns the binary cross-entropy of each label, in the shape of ``targets``."""
     return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
 
 
 def label_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns which labels are predicted correctly, bool, shaped as ``targets``."""
+    """Returns which labels are predicted correctly, bool in the shape of ``targets``."""
     return (logits > 0) == (targets > 0.5)
 
 
@@ -86,7 +88,7 @@ LOSSES: Mapping[str, Loss] = {
     "squared_error": squared_error,
     "absolute_error": absolute_error,
 }
-"""The functions that ``task.loss`` and ``task.metrics`` may name without a file of the user's."""
+"""The functions that ``task.loss`` and ``task.metrics`` can name without a file."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,11 @@ class Metric:
     """A number that says how good a model's outputs are, such as the accuracy: a mean over samples or tokens.
 
     Args:
-        values: ``values(outputs, targets)`` returns what the mean is taken of: a value for each sample ``[b]``, or for
-            each entry of the targets ``[b, ...]``. If it returns two tensors ``[b]``, the metric is the sum of the
-            first over the sum of the second.
+        values: ``values(outputs, targets)`` returns the numbers of which the mean is taken: one for each sample
+            ``[b]``, or one for each entry of the targets ``[b, ...]``. If it returns two tensors ``[b]``, the metric is
+            the sum of the first divided by the sum of the second.
         mode: ``max`` if larger values are better, or ``min``.
-        finish: a function that is applied to the mean; perplexity has the exponential.
+        finish: a function that is applied to the mean, such as the exponential for perplexity.
     """
 
     values: Loss
@@ -111,19 +113,19 @@ class Task:
     """The loss with which a model is trained, and the metrics with which it is evaluated.
 
     Args:
-        kind: one of the kinds that the module's docstring describes.
+        kind: one of the kinds in this module's docstring.
         loss: the loss of each sample or entry.
         metrics: the metrics by name, which are evaluated on the test set.
         main: the metric by which models are compared, a name in ``metrics`` or ``loss``.
         mode: ``max`` if larger values of the main metric are better, or ``min``.
-        followed: the metric that is also recorded of each client's mini-batches, or None.
+        followed: the metric that is also recorded for each client's mini-batches, or None.
         ignored: the target of tokens that do not count, or None if all count.
         loss_per_entry: whether the loss returns a value for each token, not for each sample.
         class_axis: the axis of the logits ``[b, ...]`` that has the classes.
-        smoothing: of labels in training: each target has the weight 1 - smoothing, and all classes share the rest
-            (C. Szegedy et al.: Rethinking the Inception Architecture for Computer Vision. CVPR 2016, section 7).
-        counting: how much each target counts in the mean of the loss, for losses whose values already have this factor,
-            such as torch's with class weights. None if all count the same.
+        smoothing: the label smoothing in training. Each target has the weight 1 - smoothing, and all classes share the
+            rest (C. Szegedy et al.: Rethinking the Inception Architecture for Computer Vision. CVPR 2016, section 7).
+        counting: the weight of each target in the mean of the loss, for losses whose values already contain this
+            factor, such as torch's with class weights. None if all targets count the same.
     """
 
     kind: str = "classification"
@@ -150,7 +152,8 @@ class Task:
         return replace(self, loss=copy.deepcopy(self.loss).to(device))
 
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Returns the loss of each sample, ``[b]``: the mean over its tokens, if there is a loss for each token."""
+        """Returns the loss of each sample, ``[b]``. If there is a loss for each token, it is the mean over the sample's
+        tokens."""
         found = self.loss(outputs, targets)
         if self.counting is not None:
             weights = sums_of_samples(self.counting(targets))
@@ -158,8 +161,7 @@ class Task:
         return self._means(found, targets)
 
     def training_losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Returns the loss of each sample in training, ``[b]``, which is that of :meth:`losses` unless labels are
-        smoothed."""
+        """Returns the loss of each sample in training, ``[b]``: :meth:`losses`, with label smoothing if it is set."""
         if not self.smoothing:
             return self.losses(outputs, targets)
         ignored = -100 if self.ignored is None else self.ignored
@@ -170,8 +172,8 @@ class Task:
         return self._means(each, targets)
 
     def weights(self, targets: Tensor) -> Tensor | None:
-        """Returns the weight of each sample in a mean of losses, float32 ``[b]``: the number of its tokens, or the
-        weight of its class. None if all samples count the same."""
+        """Returns the weight of each sample in a mean of losses, float32 ``[b]``: the number of tokens that count, or
+        the weight of the sample's class. None if all samples have the same weight."""
         if self.counting is not None:
             return sums_of_samples(self.counting(targets))
         if not self.loss_per_entry or self.ignored is None:
@@ -179,14 +181,13 @@ class Task:
         return (targets != self.ignored).flatten(1).sum(1).float()
 
     def sums(self, name: str, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the numerator and denominator of a metric for each sample, both ``[b]``, to be summed over samples.
+        """Returns the numerator and denominator of a metric for each sample, both ``[b]``, to be summed over samples. A
+        denominator of None means 1 for every sample.
 
         Args:
             name: a name in ``metrics``, or ``loss``.
             outputs: what the model returned for the samples.
             targets: the samples' targets ``[b, ...]``.
-
-        The denominator is None where it is 1 for every sample.
         """
         if name == "loss":
             each, weights = self.losses(outputs, targets), self.weights(targets)
@@ -199,8 +200,8 @@ class Task:
         return total if count is None else total / count.clamp(min=1)
 
     def _totals(self, found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns for values ``[b]`` or ``[b, ...]`` their sums over each sample's tokens that count, and how many
-        these are, both ``[b]``. Where all entries count, it returns their means instead, and None."""
+        """Returns the sums of ``found [b, ...]`` over each sample's tokens that count, and the numbers of these tokens,
+        both ``[b]``. If all entries count, it returns each sample's mean, and None."""
         if found.dim() == 1:
             return found, None
         if self.ignored is None or found.shape != targets.shape:
@@ -233,12 +234,12 @@ def exponential(mean: float) -> float:
 
 
 def task_of(kind: str, axis: int, ignored: int) -> Task:
-    """Returns a task of one of the kinds above with its default loss and metrics.
+    """Returns a task of the given kind with its default loss and metrics.
 
     Args:
         kind: ``classification``, ``multilabel``, ``regression``, ``tokens`` or ``other``.
-        axis: for ``tokens`` the axis of the logits that has the classes.
-        ignored: for ``tokens`` the target of tokens that do not count.
+        axis: for ``tokens``, the axis of the logits that has the classes.
+        ignored: for ``tokens``, the target of tokens that do not count.
     """
     if kind == "multilabel":
         metrics = {"f1": Metric(f1, "max"), "accuracy": Metric(label_accuracy, "max")}

@@ -1,8 +1,8 @@
-"""Keeps the state of the caller's torch away from what fedray computes.
+"""Shields fedray's computations from the torch settings of the caller.
 
 A user may call fedray within ``torch.autocast``, ``torch.no_grad`` or ``torch.inference_mode``, or after
-``torch.set_default_dtype(torch.float64)``. Ray's processes know nothing of that, and a run must give the same bits in
-this process as in those.
+``torch.set_default_dtype(torch.float64)``. These settings do not reach Ray's processes, and a run must give the same
+bits in the user's process and on Ray.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 ATTENTION = {"flash": True, "mem_efficient": False, "math": True, "cudnn": False}
-"""The kernels that attention may use, those of CPUs too, which have two of them: flash and math.
+"""The kernels that attention may use. CPUs have two of them: flash and math.
 
-On a GPU math is deterministic in each precision. Flash is for half precision, and its backward pass is deterministic
-where :func:`fedray.engine.determinism.strictly` says so. The memory-efficient kernels and those of cuDNN are not
-deterministic in the mode in which operations without a deterministic version only warn.
+On a GPU, math is deterministic in every precision. Flash is for half precision;
+:func:`fedray.engine.determinism.strictly` says where its backward pass is deterministic. The memory-efficient and cuDNN
+kernels are not deterministic in the mode in which torch only warns of operations without a deterministic version.
 """
 
 tf32 = False
-"""Whether GPUs compute products in TF32 now (:func:`fedray.engine.determinism.deterministic`)."""
+"""Whether GPUs currently compute products in TF32 (:func:`fedray.engine.determinism.deterministic`)."""
 
 _lock = threading.Lock()
 _users = 0
@@ -35,8 +35,8 @@ _before: list[tuple[Callable[[Any], Any], Any]] = []
 def neutral() -> Iterator[None]:
     """A context in which torch has the settings of a new process, except for the kernels of :data:`ATTENTION`.
 
-    Afterwards the settings are as before; those of the whole process once the last thread has left such a context. It
-    can also be used as a decorator.
+    Afterwards the thread's settings are restored. Settings of the whole process are restored once the last thread has
+    left such a context. It can also be used as a decorator.
     """
     import torch
 
@@ -49,9 +49,9 @@ def neutral() -> Iterator[None]:
             if torch.get_default_device().type == "cpu":
                 stack.callback(torch.set_default_device, device)
             else:
-                # that of `with torch.device(...)`, in which an inner one counts
+                # the device comes from `with torch.device(...)`, which only an inner context overrides
                 stack.enter_context(torch.device("cpu"))
-        # inference mode first, as it brings a mode of gradients with it
+        # inference mode first, because leaving or entering it also changes the gradient mode
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", "cuda"):
@@ -62,7 +62,7 @@ def neutral() -> Iterator[None]:
 
 
 def _enter() -> None:
-    """Gives the settings of the process the values of :func:`_settings`."""
+    """Sets the process's settings to the values of :func:`_settings`."""
     global _users
     with _lock:
         for getter, setter, value in _settings():
@@ -75,7 +75,7 @@ def _enter() -> None:
 
 
 def _leave() -> None:
-    """Puts the settings back if nobody is in a neutral context any more."""
+    """Restores the process's settings once no thread is in a neutral context."""
     global _users
     with _lock:
         _users -= 1

@@ -20,23 +20,24 @@ from fedray.errors import UserError
 from fedray.usercode.importing import as_user_error
 
 Transform = Callable[[Any], Any]
-"""``transform(x)`` returns changed inputs of one client's mini-batch, as many as ``x`` has, of the same shape and type.
-``x`` are inputs as they are stored, ``[b, ...]``, before they are scaled: images of files are uint8, 0 to 255."""
+"""``transform(x)`` returns changed copies of the inputs ``x [b, ...]`` of one client's mini-batch, with the same shape
+and type. Inputs are in their stored form, before they are scaled: images from files are uint8, 0 to 255."""
 
 TRIED_OFTEN, FEW = 30, 4
-"""The number of seeds with which a transform is repeated on a few samples, to find out whether it can be repeated. A
-transform may change samples seldom."""
+"""``TRIED_OFTEN`` is the number of seeds with which a transform is run on ``FEW`` samples, to find out whether it can
+be repeated. Many are needed because a transform may change samples only rarely."""
 
 TRIED_SEEDS = 4
 """The number of seeds with which a transform is tried, to find out whether it draws random numbers."""
 
 COPIES = 8
-"""The number of copies of one sample that are given to a transform, to find out whether it changes them differently."""
+"""The number of copies of one sample that are passed to a transform, to find out whether it changes each
+differently."""
 
 
 @dataclass(frozen=True)
 class EachSample:
-    """A transform that applies ``transform`` to one sample ``[...]`` after another."""
+    """A transform that applies ``transform`` to each sample ``[...]`` of a mini-batch in turn."""
 
     transform: Transform
 
@@ -49,14 +50,19 @@ class EachSample:
 def each_sample(transform: Transform) -> Transform:
     """Makes a transform change each sample of a mini-batch differently.
 
-    A transform of torchvision draws random numbers once in a call, so that it flips or crops all images of a batch in
-    the same way. For example ``fedray.simulate(transform=fedray.each_sample(v2.RandomHorizontalFlip()))``.
+    torchvision's transforms draw random numbers once per call, so they flip or crop all images of a batch in the same
+    way.
 
     Args:
-        transform: a function of the inputs of one sample ``[...]``, as they are stored, which returns them changed.
+        transform: a function that takes the inputs of one sample ``[...]``, in their stored form, and returns them
+            changed.
 
     Returns:
         a function of the inputs of a mini-batch ``[b, ...]``, which calls ``transform`` for each sample.
+
+    Example:
+        flip = fedray.each_sample(v2.RandomHorizontalFlip())
+        result = fedray.simulate(transform=flip)
     """
     return EachSample(transform)
 
@@ -66,8 +72,8 @@ class SeededTransform:
     """Applies the user's ``function`` to the mini-batch of each client of a stack.
 
     Before each call the global random generators of Python, NumPy and torch are seeded by (seed, round, client, local
-    step). So what a client gets does not depend on who else is trained, or where. ``name`` stands for the function in
-    messages, and ``module`` is the name of the Python module in which it was found.
+    step). So a client's result does not depend on which other clients are trained, or where. ``name`` is the function's
+    name in messages, and ``module`` is the name of the Python module in which it was found.
     """
 
     function: Transform
@@ -101,8 +107,8 @@ class SeededTransform:
     def check(self, x: Any) -> list[str]:
         """Tries the transform on stored inputs ``[b, ...]``, and returns warnings for the user.
 
-        Raises :class:`UserError` if it fails, returns inputs of another form, or draws from a random generator that
-        can't be seeded from outside.
+        Raises :class:`UserError` if it fails, returns inputs of another structure, shape or type, or draws from a
+        random generator that can't be seeded from outside.
         """
         with as_user_error(f"{self.name} failed"):
             fresh = replace(self, function=_copy(self.function))
@@ -134,12 +140,13 @@ class SeededTransform:
 
     @property
     def code(self) -> list[Any]:
-        """The functions and objects of which the transform consists. A run is another one if their code has changed."""
+        """The functions and objects of which the transform consists. Their code is part of what identifies a run."""
         return [*_parts(self.function), *([sys.modules[self.module]] if self.module in sys.modules else [])]
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """Yields ``thing`` and the callables in its attributes, and in lists there, such as the steps of a Compose."""
+    """Yields ``thing``, the callables in its attributes, and the callables in lists there, such as the steps of a
+    Compose."""
     yield thing
     inside = getattr(thing, "__dict__", None)
     if isinstance(thing, partial):

@@ -1,8 +1,8 @@
-"""Sums along one fixed binary tree, so that the way in which work is divided changes no bit of a sum.
+"""Sums along one fixed binary tree, so that no bit of a sum depends on how the work is divided.
 
 The sum over a cohort of m clients, sorted by id, is taken over the positions 0..m-1. Node (level, index) of the tree
 covers the positions [index * 2**level, (index + 1) * 2**level). Its value is the float64 sum of its two children. A
-node whose sibling lies wholly beyond the cohort passes its value on unchanged. So a worker that has all leaves of a
+node passes its value on unchanged if its sibling lies wholly beyond the cohort. So a worker that has all leaves of a
 subtree can add them up alone.
 """
 
@@ -18,20 +18,21 @@ Node: TypeAlias = tuple[int, int]
 
 
 HELD_BYTES = 64_000_000
-"""The most bytes of rows that wait to be added up together."""
+"""The most bytes of rows that are collected before they are added up."""
 
 CACHED = 1 << 17
-"""How many numbers are in double precision at a time while rows are added up. They fit into a processor's cache."""
+"""How many numbers are in double precision at a time while rows are added up: as many as fit into a processor's
+cache."""
 
 CACHED_ON_GPU = 1 << 24
-"""The same on a GPU, where it is the kernels' launches that cost time: 128 MB."""
+"""The same for GPUs (128 MB), on which the launches of kernels take the time."""
 
 
 class TreeSum:
-    """Adds up float64 vectors, one of each client of a cohort, along the tree.
+    """Adds up float64 vectors, one for each client of a cohort, along the tree.
 
-    Leaves and complete subtrees may be added in any order, with the same bits. If leaves are added in order of their
-    positions, only one vector for each level of the tree is in memory.
+    Leaves and complete subtrees may be added in any order; the sum has the same bits. If leaves are added in the order
+    of their positions, only one vector for each level of the tree is in memory.
 
     Args:
         members: the number of clients in the cohort, which is the number of leaves.
@@ -45,8 +46,8 @@ class TreeSum:
     def add(self, node: Node, value: Tensor, read_only: bool = False) -> None:
         """Adds the float64 ``value`` of a node. A leaf is the node ``(0, position)``.
 
-        The sum is written into the memory of one of the tensors that are added, unless they are ``read_only``. It is on
-        the device of the one that was added first.
+        A sum is written into the memory of one of its terms, unless both are ``read_only``. It is on the device of the
+        term that was added first.
         """
         level, index = node
         while index or (1 << level) < self.members:
@@ -69,7 +70,7 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def take(self, node: Node) -> Tensor | None:
-        """Removes a node and returns its value, which the caller may overwrite. None if the node is missing or
+        """Removes a node and returns its value, which the caller may overwrite. Returns None if the node is missing or
         read-only."""
         return None if node in self._read_only else self.nodes.pop(node, None)
 
@@ -82,13 +83,13 @@ class TreeSum:
 class LeafSum:
     """Adds float32 rows, each times its weight, to ``tree`` as leaves, in double precision.
 
-    Rows at neighbouring positions wait until they fill a subtree of at most :data:`HELD_BYTES`. They are then added up
-    piece by piece, so that a long row is read only once and never copied to double precision as a whole.
+    Rows at neighbouring positions are collected until they fill a subtree of at most :data:`HELD_BYTES`. They are then
+    added up piece by piece, so that a long row is read only once and never copied to double precision as a whole.
 
     Args:
         tree: the sum to which the leaves are added.
-        counts: the slices of a row that hold whole numbers, which have no average. The sum has there what the row at
-            position 0 has, without a weight.
+        counts: the slices of a row that hold counts, which have no average. There the sum takes the numbers of the row
+            at position 0, without a weight.
     """
 
     def __init__(self, tree: TreeSum, counts: Sequence[slice] = ()) -> None:
@@ -97,19 +98,19 @@ class LeafSum:
         self._stop = 0
 
     def add(self, start: int, rows: Tensor, weights: Tensor) -> None:
-        """Adds ``weights [C, 1]`` times ``rows [C, ...]``, the leaves from position ``start`` on. The rows must stay as
-        they are until :meth:`finish`."""
+        """Adds ``weights [C, 1]`` times ``rows [C, ...]`` as the leaves from position ``start`` on. The rows must not
+        be changed before :meth:`finish`."""
         if start != self._stop:
             self.finish()
         self._held.append((start, rows, weights))
         self._stop = start + len(rows)
         together = max(1, HELD_BYTES // max(1, rows[0].nbytes))
-        # up to a power of two, so that what is added up at a time is a subtree
+        # stop at a power of two, so that the collected rows are one subtree
         if self._stop % (1 << together.bit_length() - 1) == 0 or self._stop - self._held[0][0] >= together:
             self.finish()
 
     def finish(self) -> None:
-        """Adds the rows that wait."""
+        """Adds the rows that were collected."""
         held, self._held = self._held, []
         for start, stop in subtrees(held[0][0], self._stop, self.tree.members) if held else ():
             parts = [
@@ -120,7 +121,7 @@ class LeafSum:
             self._add(start, stop, [rows for rows, _ in parts], torch.cat([weights for _, weights in parts]))
 
     def _add(self, start: int, stop: int, rows: Sequence[Tensor], weights: Tensor) -> None:
-        """Adds the ``rows``, which are all of the subtree over the positions start .. stop - 1."""
+        """Adds the ``rows`` of all leaves of the subtree over the positions start .. stop - 1."""
         shape, flat = rows[0].shape[1:], [part.reshape(len(part), -1) for part in rows]
         cached = CACHED if weights.device.type == "cpu" else CACHED_ON_GPU
         (level, index), width, piece = subtree(start, stop - start), shape.numel(), cached // (stop - start) or 1
@@ -140,8 +141,8 @@ class LeafSum:
         self.tree.add((level, index) if is_new else (level + 1, index >> 1), value)
 
     def _count(self, first: Tensor | None, place: slice, total: Tensor) -> None:
-        """Writes the whole numbers that have no average into a piece of a sum: those of the leaf at position 0 if it is
-        the ``first`` of the sum, or zeros."""
+        """Writes the counts into ``total``, the piece ``place`` of a sum: those of ``first``, the row at position 0, or
+        zeros if the piece does not include that row."""
         for each in self.counts:
             begin, end = max(each.start, place.start), min(each.stop, place.stop)
             if begin < end:
@@ -149,8 +150,8 @@ class LeafSum:
 
 
 def reduce_rows(rows: Tensor) -> Tensor:
-    """Returns the sum of the subtree over ``rows [C, ...]``, which it overwrites. The position of the first row must be
-    a multiple of a power of two that is at least C."""
+    """Returns the sum of ``rows [C, ...]`` along the tree, and overwrites them. The position of the first row must be a
+    multiple of a power of two that is at least C."""
     step = 1
     while step < len(rows):
         left = rows[: len(rows) - step : 2 * step]
@@ -160,8 +161,8 @@ def reduce_rows(rows: Tensor) -> Tensor:
 
 
 def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
-    """Yields ranges ``(start, stop)``, from left to right: the fewest subtrees of the tree over ``members`` positions
-    that together are the positions start .. stop - 1."""
+    """Yields the ranges ``(start, stop)``, from left to right, of the fewest subtrees that together cover the positions
+    start .. stop - 1 of the tree over ``members`` positions."""
     while start < stop:
         # the largest subtree that begins here
         size = start & -start or 1 << (members - 1).bit_length()

@@ -14,11 +14,11 @@ from fedray.core.seeds import Purpose, torch_seed
 
 @dataclass
 class UploadRows:
-    """What a step may know of the rows that it gets. Of all lists, entry i is that of row i.
+    """What an upload step may know about the rows that it gets. Entry i of each list is about row i.
 
     ``name`` is the upload's name in the algorithm and ``phase`` the phase that uploads it. ``clients`` are the clients'
-    numbers. ``kept`` float32 ``[C, parameters]`` is what the step kept of these clients at their last participation,
-    zeros before the first; a step that ``keeps`` assigns what is to be kept from now on.
+    numbers. ``kept`` float32 ``[C, parameters]`` is what the step kept for these clients at their last participation,
+    and zeros before the first. A step that ``keeps`` assigns to it what it keeps from now on.
     """
 
     name: str
@@ -30,10 +30,10 @@ class UploadRows:
     kept: Tensor | None = None
 
     def generator(self, row: int) -> torch.Generator:
-        """Returns a new random generator, on the CPU, of the client of ``row``.
+        """Returns a new random generator, on the CPU, for the client in ``row``.
 
-        What it draws depends on ``run.seed``, the round, the client, the upload and the step alone. So the result does
-        not depend on which clients are computed together.
+        Its numbers depend only on ``run.seed``, the round, the client, the upload and the step, and not on which
+        clients are computed together.
         """
         drawn = torch_seed(self.seed, Purpose.UPLOAD, self.round, self.clients[row], self.place)
         return torch.Generator().manual_seed(drawn)
@@ -42,10 +42,10 @@ class UploadRows:
 class UploadStep:
     """A step that every upload passes on the client's side, before it is weighted and summed (``train.upload``).
 
-    Any function ``step(rows, upload)`` is a step as well; a class can also keep something of each client. Steps are
-    called in the order in which the config names them, each with what the one before has returned. A step must treat
-    each row by itself, draw random numbers from :meth:`UploadRows.generator` only, and depend on nothing else.
-    :class:`fedray.testing.UploadContract` tests that.
+    Any function ``step(rows, upload)`` is a step as well; a class can also keep a row for each client. Steps are called
+    in the order in which the configuration names them, each with what the one before has returned. A step must treat
+    each row separately, draw random numbers only from :meth:`UploadRows.generator`, and depend on nothing else.
+    :class:`fedray.testing.UploadContract` tests this.
 
     Example:
         class Clip(UploadStep):
@@ -54,17 +54,17 @@ class UploadStep:
     """
 
     keeps: ClassVar[bool] = False
-    """Whether the step keeps a row of each client from one participation to the next (``upload.kept``), such as what
-    was not sent. Algorithms of several phases can't have such steps."""
+    """Whether the step keeps a row for each client from one participation to the next (``upload.kept``), such as the
+    part that was not sent. Algorithms with several phases can't use such steps."""
 
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:
         """Returns the rows that are sent.
 
         Args:
-            rows: float32 ``[C, parameters]``, a row for each client: the update y_i - x of an uploaded model, where x
-                is the model that the server sent, or an uploaded vector. Buffers, such as running statistics, are not
-                among them, and are sent as they are. It is the step's own copy.
-            upload: Whose rows these are.
+            rows: float32 ``[C, parameters]``, a row for each client: an uploaded vector, or the update y_i - x of an
+                uploaded model, where x is the model that the server sent. Buffers, such as running statistics, are not
+                included and are sent unchanged. The step may overwrite ``rows``.
+            upload: says which upload and which clients the rows belong to.
 
         Returns:
             Rows of the same shape and type.

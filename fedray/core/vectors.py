@@ -16,8 +16,8 @@ from fedray.core.norms import unit_vectors
 from fedray.core.places import Places
 
 ROW = 16
-"""Rows are padded to a multiple of 16 floats (64 bytes), because kernels round differently on rows that are aligned
-differently."""
+"""Rows are padded to a multiple of 16 floats (64 bytes), because the alignment of memory can change how kernels
+round."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Slot:
 
 
 class Model:
-    """The numbers of a model as one row, so that formulas of algorithms can be written with + and -; or the C models of
+    """A model as one row of numbers, so that the formulas of algorithms can be written with + and -; or the C models of
     a stack as C rows.
 
     Models are points, and plain tensors ``[..., width]`` are directions between them. ``x - y`` of two models is the
@@ -67,7 +67,11 @@ class Model:
     Args:
         row: float32 ``[width + buffer_width]``, or ``[C, width + buffer_width]`` for a stack: the trainable parameters,
             and then the buffers, such as running statistics, if there are any.
-        width: how many of these numbers are parameters, including padding.
+        width: the number of parameters, including padding.
+
+    Example:
+        direction = y - x
+        halfway = x + 0.5 * direction
     """
 
     __slots__ = ("row", "width")
@@ -120,8 +124,8 @@ class Model:
         return self.with_parameters(self.parameters - other)
 
     def lerp(self, target: Model, weight: float) -> Model:
-        """Returns the model with the parameters x + weight (target - x), and the buffers of ``target``, which are
-        already averages."""
+        """Returns a model with the parameters x + weight (target - x) and the buffers of ``target``, which are averages
+        already."""
         return target.with_parameters(self.parameters.lerp(target.parameters, weight))
 
     def zeros(self) -> Tensor:
@@ -133,8 +137,8 @@ class Model:
         return Model(self.row.clone(), self.width)
 
     def rows(self, count: int) -> Model:
-        """Returns ``count`` copies of a single model as a stack ``[count, ...]``. The copies share the memory of
-        parameters, but not that of buffers, because training updates buffers in place."""
+        """Returns ``count`` copies of a single model as a stack ``[count, ...]``. The copies share the memory of their
+        parameters, but not of their buffers, because training updates buffers in place."""
         row = self.row.expand(count, -1)
         return Model(row.clone() if self.has_buffers else row, self.width)
 
@@ -143,13 +147,13 @@ class Model:
 
     @staticmethod
     def where(chosen: Tensor, one: Model, other: Model) -> Model:
-        """Returns for each client of a stack the model in ``one`` if ``chosen [C, 1]`` is true, and the one in
-        ``other`` if not."""
+        """Returns for each client of a stack the model in ``one`` if ``chosen [C, 1]`` is true, and otherwise the model
+        in ``other``."""
         return Model(torch.where(chosen, one.row, other.row), one.width)
 
 
 Vector: TypeAlias = Model | Tensor
-"""A model, or a plain tensor."""
+"""A model, or a direction as a plain tensor."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +161,10 @@ class Block:
     """The buffers of one type, which lie next to each other in a row.
 
     Args:
-        dtype: the type.
+        dtype: the type of the buffers.
         slots: where each buffer's entries are among the entries of the block.
         start: where the block begins, counted from the first number of the row that belongs to a buffer.
-        count: how many entries the block has. An entry takes ``parts`` numbers of the row.
+        count: the number of entries in the block. An entry takes ``parts`` numbers of the row.
         units: the names of buffers that are vectors of length 1. A mean of such vectors is shorter, so they are scaled
             to length 1 when they are read.
     """
@@ -182,8 +186,8 @@ class Block:
         return slice(self.start, self.start + self.parts * self.count)
 
     def read(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the block's tensors in ``buffers [buffer_width]`` by name, those of float32 as views unless they are
-        ``units``."""
+        """Returns the block's tensors in ``buffers [buffer_width]`` by name. Those of float32 are views, unless they
+        are among ``units``."""
         entries = buffers[self.place]
         if self.dtype is not torch.float32:
             entries = numbers.join(entries.view(self.parts, self.count), self.dtype)
@@ -192,12 +196,12 @@ class Block:
         return found
 
     def numbers_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Returns the numbers ``[parts * count]`` of the block's buffers among ``tensors``."""
+        """Returns the values of the block's buffers in ``tensors`` as numbers ``[parts * count]`` of a row."""
         entries = torch.cat([slot.flat(tensors[slot.name]) for slot in self.slots])
         return entries if entries.dtype is torch.float32 else numbers.split(entries.to(self.dtype)).view(-1)
 
     def write(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Writes the block's buffers among ``tensors`` into ``buffers [buffer_width]``."""
+        """Writes the block's buffers, whose values are in ``tensors``, into ``buffers [buffer_width]``."""
         if self.dtype is torch.float32:
             entries = buffers[self.place]
             for slot in self.slots:
@@ -214,7 +218,7 @@ class Block:
 
 
 def _scaled_to_length_1(vector: Tensor) -> Tensor:
-    """Returns ``vector [n]`` divided by its length, or unchanged if its length is 1 up to rounding."""
+    """Returns ``vector [n]`` scaled to length 1. If its length is 1 up to rounding, it is returned unchanged."""
     length = vector.norm()
     return vector / torch.where((length - 1).abs() < 1e-5, 1, length.clamp(min=1e-12))
 
@@ -222,14 +226,13 @@ def _scaled_to_length_1(vector: Tensor) -> Tensor:
 class Layout:
     """How a module's tensors lie in the row of a :class:`Model`: the trainable parameters first, then the buffers.
 
-    ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, the last of which may
+    ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, of which the last may
     be padding, which is zero. ``buffers`` and ``buffer_width`` are the same for buffers, which keep their types: see
     :mod:`fedray.core.numbers`.
 
-    What never changes is not in the row: the ``constants``, which are the buffers that are not ``changing``, and frozen
-    parameters. If a forward pass changes a frozen parameter, as that of a model with a moving average of another part
-    of itself, it is changing too, and a buffer in all that follows. Unless it is said which are changing, all buffers
-    are.
+    Tensors that never change are not in the row: frozen parameters, and the buffers that are not ``changing``, which
+    are the ``constants``. A frozen parameter that forward passes change, such as a moving average of another layer, is
+    among the ``changing`` and is treated as a buffer. If ``changing`` is None, all buffers are.
     """
 
     def __init__(self, module: nn.Module, changing: Collection[str] | None = None) -> None:
@@ -256,7 +259,7 @@ class Layout:
 
     @cached_property
     def whole_numbers(self) -> list[slice]:
-        """Where buffers of whole numbers lie in a row. They are counts, which have no average."""
+        """Where buffers of whole numbers lie in a row. They count something, so they have no average."""
         whole = [block.place for block in self.blocks if not (block.dtype.is_floating_point or block.dtype.is_complex)]
         return [slice(self.width + place.start, self.width + place.stop) for place in whole]
 
@@ -269,21 +272,22 @@ class Layout:
         return Model(row, self.width)
 
     def named(self, model: Model) -> dict[str, Tensor]:
-        """Returns the tensors of a single model by name, with its constant buffers. Those of float32 are views."""
+        """Returns the tensors of a single model by name, including constant buffers. Those of float32 are views."""
         buffers = {**self.constants, **self.split_buffers(model.buffers)}
         return {slot.name: slot.view(model.row) for slot in self.slots} | {n: buffers[n] for n in self._buffer_names}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the tensors in ``buffers [buffer_width]`` by name, without constants. Those of float32 are views."""
+        """Returns the tensors in ``buffers [buffer_width]`` by name, without constant buffers. Those of float32 are
+        views."""
         return {name: tensor for block in self.blocks for name, tensor in block.read(buffers).items()}
 
     def write_buffers(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Writes the buffers among ``tensors`` into ``buffers [buffer_width]``."""
+        """Writes the buffers in ``tensors`` into ``buffers [buffer_width]``."""
         for block in self.blocks:
             block.write(buffers, tensors)
 
     def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Returns the buffers among ``tensors`` as one row ``[buffer_width]``, whose padding is that of ``like``."""
+        """Returns the buffers in ``tensors`` as one row ``[buffer_width]``, with the padding of ``like``."""
         if not self.blocks:
             return like
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])
@@ -302,13 +306,14 @@ class Layout:
         Args:
             pieces: the gradient of each parameter in the module's order, None for zeros.
             out: the vector ``[width]``.
-            written: the places in ``pieces`` whose gradients are in ``out`` already; the pieces are added to them.
+            written: the places in ``pieces`` of parameters whose gradients are in ``out`` already. Their pieces are
+                added.
         """
         flat: list[Tensor] = []
         start = stop = 0
         for number, (slot, piece) in enumerate(zip(self.slots, pieces, strict=True)):
             if piece is not None and piece.layout is not torch.strided:
-                # that of nn.Embedding(sparse=True)
+                # the gradient of nn.Embedding(sparse=True)
                 piece = piece.to_dense()
             if number not in written:
                 flat.append(out.new_zeros(slot.size) if piece is None else slot.flat(piece))
@@ -334,7 +339,7 @@ def frozen(module: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and buffers of ``module`` by name. Each tensor is there once."""
+    """Returns the parameters and buffers of ``module`` by name, each tensor once."""
     return Places(module).tensors
 
 
@@ -350,7 +355,7 @@ def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
 
 
 def _blocks(buffers: Mapping[str, Tensor], units: Collection[str]) -> tuple[list[Block], int]:
-    """Returns the blocks of ``buffers``, those of float32 first, and how many numbers they have."""
+    """Returns the blocks of ``buffers``, float32 first, and how many numbers of a row they take."""
     by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {torch.float32: []}
     for name, tensor in buffers.items():
         by_dtype.setdefault(tensor.dtype, []).append((name, tensor))

@@ -1,8 +1,8 @@
-"""Gradients of whole mini-batches as functions that torch's compiler has made.
+"""Compiles gradients of whole mini-batches with torch's compiler.
 
-What is compiled is the gradient alone, a pure function of a client's model and mini-batch, for one shape of
-mini-batches. Mini-batches of other shapes, such as the last ones of an epoch, are computed as without the compiler. So
-the shape alone decides which bits a gradient has, and not what a process has computed before.
+Only the gradient is compiled: a pure function of a client's model and mini-batch, for one shape of mini-batches.
+Mini-batches of other shapes, such as the last of an epoch, are computed without the compiler. So the bits of a gradient
+depend only on the shape, and not on what a process has computed before.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from torch import Tensor
 from fedray.core.structure import map_leaves
 
 USER_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-"""The folder in which the user wants torch to keep what it compiles, or None. torch itself sets the variable later."""
+"""The folder in which the user wants torch to keep compiled code, or None. It is read early, because torch itself sets
+the variable later."""
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Makes a context in which a function is compiled."""
+"""Returns a context in which a function is compiled."""
 
 Function = Callable[..., tuple[Tensor, ...]]
 
 
 def trace(function: Function, inputs: Any) -> torch.fx.GraphModule:
-    """Returns the operations of ``function(*inputs)`` as a graph. Raises whatever an operation raises that can't be
-    traced, such as a branch that depends on values."""
+    """Returns the operations of ``function(*inputs)`` as a graph. An operation that can't be traced, such as a branch
+    that depends on values, raises its own exception."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # parameters that are not trained are constants of the graph
@@ -36,10 +37,10 @@ def trace(function: Function, inputs: Any) -> torch.fx.GraphModule:
 
 
 class Compiled:
-    """A pure ``function`` of tensors, or of tuples and dicts of them, that is compiled for each of the ``shapes`` of
-    mini-batches when it is first asked for.
+    """A pure ``function`` of tensors, or of tuples and dicts of tensors. It is compiled for each of the ``shapes`` of
+    mini-batches, when that shape first occurs.
 
-    It is compiled within ``around()``.
+    Compilation takes place within the context ``around()``.
     """
 
     def __init__(self, function: Function, shapes: Collection[Any], around: Around = contextlib.nullcontext) -> None:
@@ -51,7 +52,7 @@ class Compiled:
 
     def __call__(self, shape: Any, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns ``function(*inputs)`` for a mini-batch of ``shape``."""
-        # the compiled function is for the strides with which it was compiled
+        # a compiled function is valid only for the strides with which it was compiled
         tensors = map_leaves(lambda tensor: tensor.contiguous(), inputs)
         with torch.no_grad():
             if shape not in self._made:

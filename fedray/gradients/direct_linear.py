@@ -1,7 +1,8 @@
 """Linear layers that write the gradient of their weights directly into the row of gradients.
 
-autograd makes a tensor for the gradient of each parameter, which is then copied into one flat row. Without these copies
-a local step of VGG-16 takes 0.74 of the time, and less memory by the size of the model; one of GHBM's CNN takes 0.97.
+autograd creates a tensor for the gradient of each parameter, which is then copied into one flat row. Without these
+copies, a local step of VGG-16 takes 0.74 of the time and saves memory of the size of the model; a step of GHBM's CNN
+takes 0.97 of the time.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from torch.overrides import TorchFunctionMode
 from fedray.core.vectors import Layout, Slot
 
 LEAST = 200_000
-"""The fewest weights of a layer for which this is faster, as looking at each operation of a forward pass takes
-microseconds."""
+"""The smallest number of weights for which a layer is faster this way: watching the operations of a forward pass takes
+some microseconds each."""
 
 
 def saved_tensors_have_hooks() -> bool:
-    """Whether the tensors that a backward pass needs are not simply kept, as within ``torch.utils.checkpoint``."""
+    """Returns whether torch passes the tensors that it saves for the backward pass to hooks, as within
+    ``torch.utils.checkpoint``."""
     try:
         return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     except (AttributeError, TypeError):
-        # an older torch can't say
+        # older versions of torch have no such function
         return True
 
 
 class DirectLinear(TorchFunctionMode):
-    """A context for forward passes, in which linear layers with large weights among ``parameters``, those of
-    ``layout``, prepare to write the gradient of their weights into a row.
+    """A context for forward passes, in which large linear layers prepare to write the gradient of their weights into a
+    row. ``parameters`` are the tensors of the parameters in ``layout``, in its order.
 
-    They write it within :meth:`writing`. autograd then returns None for these weights, or what other operations add to
-    their gradient. In any other backward pass, such as one that a module makes within its forward pass, they are
-    ordinary layers.
+    The backward pass has to run within :meth:`writing`. autograd then returns None for these weights, or the gradient
+    that other operations contribute. In any other backward pass, such as one that a module makes within its forward
+    pass, the layers behave as usual.
     """
 
     def __init__(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
@@ -53,18 +55,18 @@ class DirectLinear(TorchFunctionMode):
 
     @property
     def has_layers(self) -> bool:
-        """Whether there is any such layer."""
+        """Whether any parameter belongs to such a layer."""
         return bool(self._slots)
 
     @contextlib.contextmanager
     def writing(self, out: Tensor) -> Iterator[None]:
         """A context for the backward pass that writes into the row ``out [width]``. Afterwards ``written`` has the
-        numbers of the parameters whose gradient it has written."""
+        numbers of the parameters whose gradients were written."""
         self.out, self.written = out, set()
         try:
             yield
         finally:
-            # the row is the caller's alone
+            # only the caller may keep the row
             self.out = None
 
     def __torch_function__(
@@ -78,15 +80,15 @@ class DirectLinear(TorchFunctionMode):
         found = self._slots.get(id(weight))
         if found is None or not torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type):
             return F.linear(input, weight, bias)
-        # a hook is to see the gradient, and transforms and checkpoints run the layer in other ways
+        # a hook must see the gradient, and transforms and checkpoints run the layer in other ways
         if weight._backward_hooks or torch._C._are_functorch_transforms_active() or saved_tensors_have_hooks():
             return F.linear(input, weight, bias)
         result: Tensor = _Linear.apply(input, weight, bias, self, *found)
         return result
 
     def write(self, number: int, slot: Slot, left: Tensor, right: Tensor) -> None:
-        """Writes the product of two matrices as the gradient of the parameter ``number``, or adds it to what is there
-        already."""
+        """Writes the product of two matrices as the gradient of the parameter ``number``, or adds it if such a gradient
+        was written before."""
         assert self.out is not None
         place = slot.view(self.out)
         if number in self.written:

@@ -1,4 +1,4 @@
-"""Finds code in a model or its loss that may keep state of which torch does not know."""
+"""Finds code in a model or its loss that may keep state that torch does not know about."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch.jit import ScriptModule
 from fedray.core.task import Task
 
 KNOWN = ("builtins", "torch", "torchvision", "fedray")
-"""Packages whose modules compute the same from the same tensors, however often they are called."""
+"""The packages whose modules always compute the same from the same tensors, however often they are called."""
 
 
 def unknown_code(module: nn.Module, task: Task) -> str | None:
-    """Returns what a gradient of ``module`` runs that is not code of :data:`KNOWN` packages, or is a hook, as a clause;
-    None if there is no such code.
+    """Returns a clause for messages that names code which runs in a gradient of ``module`` and is a hook or not from
+    the :data:`KNOWN` packages; None if there is none.
 
-    The forward pass of a user-defined class may count its calls, draw random numbers of Python's, or keep statistics in
-    attributes, which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known code.
+    The forward pass of a user-defined class may count its calls, draw random numbers from Python's generator, or keep
+    statistics in attributes, which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known
+    code.
     """
     if unknown := unknown_layer(module):
         return unknown
@@ -34,7 +35,7 @@ def unknown_code(module: nn.Module, task: Task) -> str | None:
 
 
 def unknown_layer(module: nn.Module) -> str | None:
-    """Does the same for the forward pass of ``module`` alone."""
+    """Returns what :func:`unknown_code` returns, for the forward pass of ``module`` alone."""
     if global_hooks():
         return "this process has hooks for all modules"
     for layer in module.modules():
@@ -50,14 +51,14 @@ def unknown_layer(module: nn.Module) -> str | None:
 
 
 def may_write(module: nn.Module) -> bool:
-    """Returns whether a forward pass of ``module`` may write into its parameters: one of unknown code may, and that of
-    an embedding whose vectors are kept short."""
+    """Returns whether a forward pass of ``module`` may write into its parameters. Unknown code may, and so may
+    embeddings with ``max_norm``."""
     limited = (getattr(layer, "max_norm", None) is not None for layer in module.modules())
     return any(limited) or unknown_layer(module) is not None
 
 
 def global_hooks() -> bool:
-    """Returns whether hooks are registered that torch calls for every module of this process."""
+    """Returns whether there are hooks that torch calls for every module of this process."""
     of_all = nn.modules.module
     return any(
         (

@@ -1,8 +1,9 @@
 """Computes the clients of a stack side by side on a GPU.
 
 A GPU runs the small kernels of a client's gradient faster than Python can launch them, and one client's kernels leave
-most of it idle. So recorded gradients (:mod:`fedray.gradients.recording`) of several clients, each in one stream, a
-lane, are captured as one CUDA graph. The kernels are the same in every lane, so the number of lanes changes no bit.
+most of it idle. So the recorded gradients (:mod:`fedray.gradients.recording`) of several clients are captured as one
+CUDA graph, each client in its own stream, called a lane. The kernels are the same in every lane, so the number of lanes
+changes no bit.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fedray.core.structure import map_leaves
 from fedray.gradients.recording import Eager, Function, Recorded, leaves_of, refuse, replay, same, shape_of
 
 FIRST = 4
-"""The number of mini-batches of one shape after which their gradient is captured. A graph is 3 to 10 times as fast as
-the ordinary way."""
+"""The number of mini-batches of one shape that are computed before their gradient is captured. A graph is 3 to 10 times
+as fast as the ordinary way."""
 
 
 class Lanes:
@@ -32,12 +33,13 @@ class Lanes:
         new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
         self._main = new_stream(device)
         self._lanes = [new_stream(device) for _ in range(count)]
-        # graphs are launched one after another, so they may use the same memory
+        # graphs are launched one after another, so they can share memory
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Function, rows: Sequence[Sequence[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
-        """Returns a function that computes ``function`` of each of as many rows of inputs as ``rows``, which have the
-        same shapes, by one graph. It returns the rows of the outputs together, ``[C, ...]``.
+        """Captures ``function`` for all ``rows`` of inputs, which have the same shapes, as one graph. Returns a
+        function that launches the graph for as many other rows, and returns the rows of each output together, ``[C,
+        ...]``.
 
         Raises RuntimeError if an operation can't be captured, such as one that waits for the GPU.
         """
@@ -50,7 +52,7 @@ class Lanes:
             # what libraries set up when they are first used can't be captured
             self._side_by_side(function, held, lanes)
             torch.cuda.synchronize()
-            # other threads may read samples meanwhile
+            # other threads may be reading samples
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 outputs = self._side_by_side(function, held, lanes)
@@ -60,7 +62,7 @@ class Lanes:
         def launch(rows: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
             _copy(held, rows)
             graph.replay()
-            # into fresh memory, as the next launch overwrites that of the graph
+            # into new memory, because the next launch overwrites the memory of the graph
             return tuple(map(torch.stack, outputs))
 
         return launch
@@ -68,7 +70,7 @@ class Lanes:
     def _side_by_side(
         self, function: Function, rows: Sequence[Sequence[Tensor]], lanes: Sequence[torch.cuda.Stream]
     ) -> list[tuple[Tensor, ...]]:
-        """Computes ``function`` of each row in its lane, and returns the rows of each output."""
+        """Computes ``function`` of each row in a lane, and returns the rows of each output."""
         found = []
         for lane in lanes:
             lane.wait_stream(self._main)
@@ -81,7 +83,7 @@ class Lanes:
 
 
 class SideBySide(Recorded):
-    """Replays a function on a GPU, for several clients at once, by the graphs of ``lanes``."""
+    """Replays a function on a GPU for several clients at once, with the graphs of ``lanes``."""
 
     @property
     def first(self) -> int:
@@ -99,9 +101,9 @@ class SideBySide(Recorded):
     def together(
         self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager], same_shape: bool = False
     ) -> tuple[Tensor, ...]:
-        """Does the same for several ``rows`` of inputs, and returns the rows of each output together, ``[C, ...]``.
-        Those of one shape are computed by one graph; ``same_shape`` says that all
-        have one."""
+        """Returns the function's outputs for several ``rows`` of inputs, with the rows of each output together, ``[C,
+        ...]``. Rows of the same shape are computed by one graph; ``same_shape`` says that all rows have the same
+        shape."""
         if same_shape:
             return self._of_shape(shape_of(rows[0]), rows, eager)
         shapes: dict[Any, list[int]] = {}
@@ -135,8 +137,8 @@ class SideBySide(Recorded):
         return self._graphs[key](rows)
 
     def _is_right(self, key: Any, inputs: Sequence[Any], launched: Sequence[Tensor]) -> bool:
-        """Returns whether ``launched`` is what the function returns. If it does not return the same each time, as where
-        a GPU has no deterministic kernel, there is nothing to compare with."""
+        """Returns whether ``launched`` is what the function returns. If the function returns something else each time,
+        because a GPU has no deterministic kernel, nothing can be compared, and the answer is True."""
         expected = self.function(*inputs)
         if same(expected, launched):
             return True
@@ -147,7 +149,7 @@ class SideBySide(Recorded):
 
 
 def _place_for(tensor: Tensor) -> Tensor:
-    """Returns fresh memory with the shape and the strides of ``tensor``, by which kernels are chosen."""
+    """Returns new memory with the shape and the strides of ``tensor``. The strides decide which kernels are run."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 

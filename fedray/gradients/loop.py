@@ -86,8 +86,8 @@ class LoopNetwork(Network):
         rng: Draws,
         scale: LossScale | None,
     ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns for the client in ``row``, with a loss of the algorithm if there
-        is one. The new buffers are those of ``at``, which is updated in place."""
+        """Returns what :meth:`pure_gradient` returns for the client in ``row``, with the algorithm's loss if there is
+        one. The buffers of ``at`` are updated in place, and returned as the new buffers."""
         value = self._empty_gradient()
         self.training_mode(x, len(y))
         self.load(at, owned=True)
@@ -140,7 +140,8 @@ class LoopNetwork(Network):
         return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def _joined(self, held: dict[str, Tensor], names: Iterable[str], buffers: Tensor) -> Tensor:
-        """Returns the buffers ``names`` that a module ``held`` after its forward pass, as a row like ``buffers``."""
+        """Returns the buffers ``names`` among ``held``, the tensors of a module after its forward pass, as a row like
+        ``buffers``."""
         return self.layout.join_buffers({name: held[name].detach() for name in names}, buffers)
 
     def _empty_gradient(self) -> Tensor:

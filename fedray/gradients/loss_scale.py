@@ -12,17 +12,17 @@ from fedray.core.vectors import Layout
 from fedray.gradients.direct_linear import DirectLinear
 
 FIRST = 2.0**16
-"""The factor with which local training begins. It is that of torch.amp.GradScaler."""
+"""The factor with which local training begins, as in torch.amp.GradScaler."""
 
 
 class LossScale:
     """The factors ``[C]`` by which the losses of the C clients of a stack are multiplied before their backward passes.
-    The gradients are divided by them again.
+    The gradients are divided by them afterwards.
 
-    Without that, small gradients would be 0 in half precision (Micikevicius et al., ICLR 2018). A factor is halved as
-    often as the gradient overflows, and the backward pass is repeated, so that no local step is left out. Factors are
-    powers of 2, which round nothing, and they are new in each local training, so that no result depends on which
-    clients a process trained before.
+    Without scaling, small gradients would become 0 in half precision (Micikevicius et al., ICLR 2018). Whenever a
+    gradient overflows, the factor is halved and the backward pass is repeated, so no local step is skipped. Factors are
+    powers of 2, which cause no rounding. They are reset at the start of each local training, so no result depends on
+    which clients a process trained before.
     """
 
     def __init__(self, clients: int, device: torch.device | str = "cpu") -> None:
@@ -30,7 +30,8 @@ class LossScale:
 
     def lowered(self, gradients: Tensor, clients: slice = slice(None)) -> bool:
         """Halves the factor of each of the ``clients`` whose row of ``gradients [clients, width]`` is not finite, and
-        returns whether there was one. A factor of 1 stays: then it is the loss or the forward pass that overflows."""
+        returns whether there was one. A factor of 1 is not halved, because then the loss or the forward pass itself
+        overflows."""
         factors = self.factors[clients]
         lower = ~gradients.isfinite().all(dim=1) & (factors > 1)
         self.factors[clients] = torch.where(lower, factors / 2, factors)
@@ -47,7 +48,7 @@ def write_gradient(
     direct: DirectLinear | None = None,
 ) -> None:
     """Writes the gradient of ``objective`` with respect to the parameters ``tensors`` into ``out [width]``. ``client``
-    is the row of the client in its stack. Linear layers write a part of it by ``direct``."""
+    is the row of the client in its stack. Large linear layers write their part through ``direct``."""
     if scale is None:
         with contextlib.nullcontext() if direct is None else direct.writing(out):
             pieces = torch.autograd.grad(objective, tensors, allow_unused=True)

@@ -31,7 +31,7 @@ from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, l
 from fedray.gradients.recording import Recorded
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
-"""``draws(row)`` is a context in which torch's random numbers are those of the client in that row of the stack."""
+"""``draws(row)`` returns a context in which torch draws the random numbers of the client in that row of the stack."""
 
 
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
@@ -40,8 +40,8 @@ def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
 
 
 COPIED = 200_000
-"""The most parameters of a model that is copied into the module. The module refers to a larger one where it lies, which
-costs microseconds for each tensor."""
+"""The largest number of parameters for which a model is copied into the module. For a larger model, the module's
+parameters become views into the model's row, which takes microseconds for each tensor."""
 
 
 TRACKING_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -51,12 +51,12 @@ CLASSIFICATION = Task()
 
 
 class Network:
-    """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none.
+    """A module whose parameters are views into one flat row, so that loading a model takes one copy, or none.
 
-    ``changing`` are the names of the buffers that forward passes change; None means that all may be. ``writes`` says
-    whether a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What it writes in training
-    belongs to the client's model; in evaluation it lasts for that pass. ``rng(seed, purpose, ...)`` is the context of a
-    pass if it ``draws`` random numbers.
+    ``changing`` are the names of the buffers that forward passes change; None means that all may be changed. ``writes``
+    says whether a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. In training, these
+    changes belong to the client's model; in evaluation they last for that pass. ``draws`` says whether the module draws
+    random numbers; a pass then runs within the context ``rng(seed, purpose, ...)``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Network:
         self.recorded: Recorded | None = None
 
     def replay(self, lanes: int = 1) -> None:
-        """Has gradients replayed from now on. On a GPU those of so many clients run side by side."""
+        """Turns on the replay of recorded gradients. On a GPU, those of ``lanes`` clients run side by side."""
         changing = [*self._trainable, *self._buffers.values()]
         if self.device.type == "cuda":
             self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes))
@@ -108,7 +108,8 @@ class Network:
 
     @cached_property
     def decayed(self) -> Tensor:
-        """1 for each parameter that is neither a bias nor of a normalisation layer, 0 for the others, ``[width]``."""
+        """A mask ``[width]`` for weight decay: 0 for biases and the parameters of normalisation layers, 1 for all
+        others."""
         norms = {
             f"{place}.{name}".lstrip(".")
             for place, layer in self.module.named_modules()
@@ -129,7 +130,7 @@ class Network:
         self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
 
     def unload(self) -> None:
-        """Releases the memory of the model that is loaded, if the module only refers to it.
+        """Releases the memory of the loaded model, if the module only refers to it.
 
         Raises :class:`UserError` if user-defined code has changed a buffer that is not among the changing ones.
         """
@@ -145,11 +146,11 @@ class Network:
             self._bind(torch.zeros(1, device=self.device, dtype=self.dtype).expand(self.layout.width))
 
     def loaded(self) -> Model:
-        """Returns a copy of the model that is loaded, which at first is that of the module as it was made."""
+        """Returns a copy of the loaded model. Before anything is loaded, it is the module's initial model."""
         return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
 
     def _watch(self) -> None:
-        """Has the layers record their inputs from now on. This costs a few percent of a small model's step."""
+        """Makes the linear layers record their inputs from now on. This costs a few percent of a small model's step."""
         self._watched = True
         predictor = set(self._head.predictor.modules()) if self._head else set()
         for layer in self.module.modules():
@@ -157,7 +158,7 @@ class Network:
                 layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
 
     def _remember_features(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        # the last to be called overwrites what others left
+        # the layer that is called last overwrites what the others recorded
         self._features = inputs[0] if inputs else named["input"]
         if self._predicting and self._head is not None and layer is self._head.classifier:
             self._prediction = self._head.predictor(self._features)
@@ -165,7 +166,7 @@ class Network:
     def outputs(
         self, x: Any, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
     ) -> Outputs:
-        """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``, which have its
+        """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``, which hold the
         new buffers afterwards. ``features`` and ``predict`` ask for these outputs in addition to the logits."""
         if features and not self._watched:
             self._watch()
@@ -196,8 +197,8 @@ class Network:
                 layer.eval()
 
     def load(self, model: Model, owned: bool = False) -> None:
-        """Loads the parameters and buffers of a single model into the module. A forward pass that writes into
-        parameters may write into the model's if it is ``owned``."""
+        """Loads the parameters and buffers of a single model into the module. If the model is ``owned``, a forward pass
+        that writes into parameters may change those of ``model``."""
         if self._is_copied:
             if self.writes and self._are_elsewhere():
                 self._bind(self._bound)
@@ -214,8 +215,8 @@ class Network:
                 self._buffers[name].copy_(value)
 
     def saved(self, model: Model) -> dict[str, Tensor]:
-        """Returns the tensors of ``model`` as a file keeps them: all that the module's ``state_dict()`` has, where a
-        tensor may have several names, and those buffers beside it that forward passes change."""
+        """Returns the tensors of ``model`` as they are saved in a file: everything in the module's ``state_dict()``,
+        where a tensor may have several names, and the buffers outside it that forward passes change."""
         places, layout = self.places, self.layout
         named = {**frozen(self.module), **layout.named(model)}
         named = {name: t for name, t in named.items() if name not in places.not_saved or name not in layout.constants}
@@ -223,7 +224,7 @@ class Network:
         return named | others
 
     def _store(self, model: Model) -> None:
-        """Copies into ``model`` what the forward pass may have changed in the module: its buffers, and its parameters
+        """Copies what the forward pass may have changed in the module into ``model``: its buffers, and its parameters
         if it ``writes``."""
         if self._buffers:
             is_held = not self.writes or self.places.are_held(self._buffers)
@@ -245,7 +246,7 @@ class Network:
         return [parameter.data_ptr() for parameter in self._trainable] != self._addresses
 
     def _present_buffers(self) -> dict[str, Tensor]:
-        """Returns the changing buffers as the module has them now."""
+        """Returns the changing buffers as they currently are in the module."""
         found = {name: self.places.now(name) for name in self._buffers}
         for name, tensor in found.items():
             if not isinstance(tensor, Tensor) or tensor.shape != self._buffers[name].shape:
@@ -272,7 +273,7 @@ class Network:
         return Outputs(logits, torch.stack([result.features for result in results]))
 
     def _copies(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns copies of the ``buffers [buffer_width]`` by name, for a forward pass to update."""
+        """Returns copies of ``buffers [buffer_width]`` by name, which a forward pass may update."""
         return {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
 
     def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
@@ -285,8 +286,9 @@ class Network:
         return x, y
 
     def training_mode(self, x: Any, size: int) -> None:
-        """Puts the module into training mode for a batch ``x`` of ``size`` samples. If there is one sample, layers that
-        have a single value per channel to normalise use their running statistics. BatchNorm2d mostly has many."""
+        """Puts the module into training mode for a batch ``x`` of ``size`` samples. For a single sample, layers that
+        would have only one value per channel to normalise use their running statistics instead. BatchNorm2d mostly has
+        many values."""
         if size > 1 or not self._norms:
             return self.mode(training=True)
         if self._single is None:
@@ -304,15 +306,15 @@ class Network:
         found = TrainingPass(self.layout, scale)
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
-            # .data has a version count apart: updating the buffers in the same row must not spoil the gradient
+            # .data has a version counter of its own: updating the buffers in the same row must not spoil the gradient
             model = self.layout.model(at.row[row].data)
             trained = {slot.name: slot.view(model.row).detach().requires_grad_() for slot in self.layout.slots}
-            # copies, as what autograd has seen must not change under it
+            # copies, because tensors that autograd has saved must not change
             buffers = self._copies(model.buffers)
             held = trained | buffers
             with self._drawing(rng, row):
                 outputs = self.outputs(x, held, predict=True)
-            # a client that has made its steps keeps its buffers
+            # a client that has made all its steps keeps its buffers
             if not batch.rests(row):
                 self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
                 self._write_parameters(at.row[row], trained)
@@ -320,7 +322,7 @@ class Network:
         return found
 
     def _write_parameters(self, row: Tensor, trained: dict[str, Tensor]) -> None:
-        """Writes what a forward pass has written into parameters into a client's ``row``."""
+        """Copies the parameters that a forward pass may have changed into a client's ``row``."""
         for slot in self.layout.slots if self.writes else ():
             place = slot.view(row)
             if trained[slot.name].data_ptr() != place.data_ptr():
@@ -337,8 +339,8 @@ class Network:
     ) -> Gradient:
         """Returns the gradient of the mean loss over each client's batch at the C models ``at``, in training mode.
 
-        The buffers of ``at`` are updated in place, as the module's forward pass does it. ``rule_loss`` replaces the
-        task loss; it gets one row of each of ``extras [C, ...]``. The forward pass of a module that draws random
+        The buffers of ``at`` are updated in place, as the module's forward pass updates them. ``rule_loss`` replaces
+        the task loss; it gets one row of each of ``extras [C, ...]``. The forward pass of a module that draws random
         numbers (dropout) runs within ``rng``. Losses are multiplied by ``scale`` before the backward pass.
         """
         raise NotImplementedError
@@ -353,14 +355,15 @@ class Network:
         return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`gradients` finds with the task loss alone, as a pure function, which can be compiled."""
+        """Returns what :meth:`gradients` computes with the task loss alone. It is a pure function, so that it can be
+        compiled."""
         raise NotImplementedError
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns, by the operations that are to be recorded."""
+        """Returns what :meth:`pure_gradient` returns, computed by the operations that are to be recorded."""
         return self.pure_gradient(*inputs)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
-        """Returns the inputs of :meth:`pure_gradient` for the mini-batch ``batch``, with the module in training mode.
-        In loop mode they are those of the client in ``row``."""
+        """Returns the inputs of :meth:`pure_gradient` for ``batch``, and puts the module into training mode. In loop
+        mode they are the inputs for the client in ``row``."""
         raise NotImplementedError

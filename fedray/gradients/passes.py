@@ -19,12 +19,12 @@ from fedray.gradients.loss_scale import LossScale, write_gradient
 class Outputs(NamedTuple):
     """What a forward pass returns, for b samples.
 
-    An algorithm that uses features or predictions declares ``needs_head``; they are None for a model without them.
+    An algorithm that uses features or predictions declares ``needs_head``. They are None for a model that has none.
 
     Attributes:
         logits: What the module returned, ``[b, classes]`` for a classification.
         features: The inputs ``[b, d]`` of the Linear layer that was called last.
-        prediction: What the head's predictor makes of the features, ``[b, d]``.
+        prediction: The output ``[b, d]`` of the head's predictor for the features.
 
     Example:
         def loss(outputs, task_losses, z):
@@ -37,7 +37,8 @@ class Outputs(NamedTuple):
 
 
 class Predicting(nn.Module):
-    """A head with a ``predictor`` of what enters its ``classifier``, which is run only if a loss may ask for it."""
+    """A head whose ``predictor`` takes what enters its ``classifier``. The predictor is run only if a loss may use its
+    output."""
 
     predictor: nn.Module
     classifier: nn.Linear
@@ -49,7 +50,7 @@ def predicting_head(module: nn.Module) -> Predicting | None:
 
 
 class UnfitTarget(ValueError):
-    """The loss can't be computed for the sample at ``place`` of the mini-batch of the client in ``row`` of a stack."""
+    """The loss can't be computed for the target at ``place`` in the mini-batch of the client in ``row`` of a stack."""
 
     def __init__(self, row: int, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -60,8 +61,8 @@ RuleLoss = Callable[..., Tensor]
 """``loss(outputs, task_losses [b], *extras) -> [b]``: an algorithm's own loss of each sample of one client."""
 
 Followed = tuple[Tensor, Tensor | None]
-"""The two sums of the metric that the task follows over each client's batch, ``[C]``. None stands for the number of
-samples."""
+"""The numerator and denominator ``[C]`` of the metric that the task follows, summed over each client's batch. A
+denominator of None stands for the number of samples."""
 
 
 def followed_of(sums: Sequence[Tensor]) -> Followed | None:
@@ -70,8 +71,8 @@ def followed_of(sums: Sequence[Tensor]) -> Followed | None:
 
 
 class Gradient(NamedTuple):
-    """The gradient ``value [C, width]``, and for each client's batch the task loss ``[C]`` and the metric that the task
-    follows, None if there is none."""
+    """The gradient ``value [C, width]``, the task loss ``[C]`` of each client's batch, and the metric that the task
+    follows, or None."""
 
     value: Tensor
     task_loss: Tensor
@@ -79,9 +80,9 @@ class Gradient(NamedTuple):
 
 
 class TrainingPass:
-    """A forward pass of a stack in training mode, whose gradient is taken later, when its loss is known.
+    """A forward pass of a stack in training mode, whose gradient is computed later, when its loss is known.
 
-    ``features [C, b, d]`` are detached. ``task_loss [C]`` and ``followed`` are those of :class:`Gradient`.
+    ``features [C, b, d]`` are detached. ``task_loss [C]`` and ``followed`` are as in :class:`Gradient`.
     """
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
@@ -106,11 +107,12 @@ class TrainingPass:
         return torch.stack([each.outputs.features.detach() for each in self._passes])
 
     def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over each client's batch. It can be called once.
+        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over each client's batch. It can be called only
+        once.
 
         Args:
             loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, the loss of each sample of one client.
-            extras: Tensors ``[C, ...]``, of which ``loss`` gets one client's row.
+            extras: Tensors ``[C, ...]``. ``loss`` gets the client's row of each.
         """
         value = self._passes[0].losses.each.new_zeros(len(self._passes), self._layout.width)
         with self.clock.on("gradient"):
@@ -122,7 +124,7 @@ class TrainingPass:
 
 
 class Losses(NamedTuple):
-    """The task losses ``each [b]`` of one client's batch, the weight of each in the mean, and the followed metric."""
+    """The task losses ``each [b]`` of one client's batch, their weights in the mean, and the followed metric."""
 
     each: Tensor
     weights: Tensor | None
@@ -140,8 +142,8 @@ class Losses(NamedTuple):
 def losses_of(task: Task, outputs: Outputs, y: Tensor, row: int) -> Losses:
     """Returns the losses of the mini-batch of the client in ``row``, from the outputs of its forward pass.
 
-    Raises :class:`UnfitTarget` if the loss of some samples can't be computed, but that of others can. If it can't for
-    any, the mistake is in the loss, and its error is raised.
+    Raises :class:`UnfitTarget` if the loss fails for some samples only. If it fails for all of them, the mistake is in
+    the loss, whose own exception is raised.
     """
     followed = None
     if task.followed is not None:
@@ -176,5 +178,6 @@ class _Pass(NamedTuple):
 
 
 def in_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns ``tensors`` of one shape as the rows of a tensor. It is a view if there is one of them alone."""
+    """Returns ``tensors``, which have the same shape, as the rows of one tensor. A single tensor is returned as a
+    view."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))

@@ -1,9 +1,10 @@
 """Records the operations of a gradient once for each shape of mini-batches, and replays them from then on.
 
-Without it a small model's local step spends much of its time in Python: in the module, in autograd, in torch.func. The
-operations and their order stay the same, and so do the bits. A forward pass that looks at values or writes into its
-inputs can't be recorded. A module with state that torch does not see would be replayed wrongly: so by default only
-known code is replayed (:mod:`fedray.gradients.known_code`), and results are compared at steps that become rarer.
+Without recording, a small model's local step spends much of its time in Python: in the module, in autograd, in
+torch.func. A replay runs the same operations in the same order, so the bits are the same. A forward pass that looks at
+values or writes into its inputs can't be recorded. A module with state that torch does not see would be replayed
+wrongly. So by default only known code is replayed (:mod:`fedray.gradients.known_code`), and the results of replays are
+compared with those of the module, less and less often.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from fedray.errors import UserError
 from fedray.gradients.watching import Mode, address_of, written
 
 FIRST = 30
-"""The number of mini-batches of one shape after which their gradient is recorded. Recording takes as long as about 30
-gradients, and is not worth it in a process that computes few of them."""
+"""The number of mini-batches of one shape that are computed before their gradient is recorded. Recording takes as long
+as about 30 gradients, and does not pay in a process that computes few of them."""
 
 TRIED = 3
-"""The number of mini-batches for which a new recording is on trial: its results are not used yet, and it is given up if
-they are not the right ones."""
+"""The number of mini-batches for which a new recording is on trial: its results are only compared, and the recording is
+given up if they are wrong."""
 
 MOST = 16
 """The largest number of shapes of mini-batches for which a gradient is recorded."""
@@ -42,14 +43,14 @@ CHANGED = (
 Function = Callable[..., tuple[Tensor, ...]]
 
 Eager = Callable[[], tuple[Tensor, ...]]
-"""Computes in the ordinary way what a recorded function returns."""
+"""Computes the result of a recorded function in the ordinary way, without the recording."""
 
 _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
 """Operations whose result is their argument."""
 _REFUSED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
-"""What marks the operations that can't be recorded, because they look at values or change the shape of a tensor that
-others use too. Nor can those that draw random numbers."""
+"""The tags of operations that can't be recorded, because they look at values or change the shape of a tensor that
+others use too. Operations that draw random numbers can't be recorded either."""
 
 
 class Unrecordable(Exception):
@@ -58,8 +59,9 @@ class Unrecordable(Exception):
 
 @dataclass
 class Known:
-    """What is known about mini-batches of one shape: the number of ``steps`` since ``replay`` was recorded, or, as long
-    as it is not, of all. ``new`` is how many of them were added last."""
+    """What is known about mini-batches of one shape. ``steps`` is their number since ``replay`` was recorded, or the
+    number of all of them if nothing is recorded. ``new`` of them were added last. ``hopeless`` says that their gradient
+    is never recorded."""
 
     steps: int = 0
     replay: Function | None = None
@@ -73,8 +75,8 @@ class Known:
 
     @property
     def is_due(self) -> bool:
-        """Whether the recording is to be compared with the ordinary way: while it is new, and when the number of steps
-        reaches a power of two."""
+        """Whether the recording has to be compared with the ordinary way: while it is new, and whenever the number of
+        steps reaches a power of two."""
         return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
 
     def give_up(self) -> None:
@@ -82,9 +84,9 @@ class Known:
 
 
 class Recorded:
-    """Replays a pure ``function`` of tensors, or of tuples and dicts of them, whose result is a tuple of tensors.
+    """Replays a pure ``function`` of tensors, or of tuples and dicts of tensors, whose result is a tuple of tensors.
 
-    A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input.
+    A function can't be replayed if it uses one of the tensors ``changing`` that is not among its inputs.
     """
 
     @property
@@ -98,9 +100,9 @@ class Recorded:
         self._shapes: dict[Any, Known] = {}
 
     def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
-        """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``.
+        """Returns ``function(*inputs)``, either replayed or computed by ``eager()``, which may overwrite ``inputs``.
 
-        Raises :class:`UserError` if ``eager`` no longer does what it did when ``function`` was recorded.
+        Raises :class:`UserError` if ``eager`` no longer gives what ``function`` gave when it was recorded.
         """
         found = self.known(shape_of(inputs), inputs)
         replayed = None if found.replay is None else replay(found, found.replay, leaves_of(inputs))
@@ -114,8 +116,8 @@ class Recorded:
         return expected
 
     def known(self, key: Any, inputs: Sequence[Any], count: int = 1) -> Known:
-        """Returns what is known about mini-batches of the shape ``key``, of which there are ``count`` more, like
-        ``inputs``. If there have been enough, their gradient is recorded."""
+        """Returns what is known about mini-batches of the shape ``key``, after counting ``count`` more of them. Once
+        there are enough, their gradient is recorded with ``inputs``."""
         found = self._shapes.get(key)
         if found is None:
             found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST)
@@ -125,7 +127,7 @@ class Recorded:
                 with torch.no_grad():
                     found.replay = record(self.function, inputs, self._changing)
             except Exception:
-                # if something is wrong with the mini-batch, the ordinary way will find out
+                # if something is wrong with the mini-batch, the ordinary way will report it
                 found.give_up()
             found.steps = count
         return found
@@ -140,29 +142,30 @@ def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception:
-        # the ordinary way says better what is wrong with a mini-batch
+        # the ordinary way reports more clearly what is wrong with a mini-batch
         found.give_up()
         return None
 
 
 def refuse(found: Known) -> None:
-    """Gives up a new recording that is not right. Raises :class:`UserError` if it has been right until now."""
+    """Gives up a recording whose result is wrong. Raises :class:`UserError` if the recording is not new, so that
+    earlier results were used."""
     if not found.is_new:
         raise UserError(CHANGED)
     found.give_up()
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Returns whether two results have the same bits, apart from those of NaN."""
+    """Returns whether two results have the same bits, where any NaN equals any other."""
     return all(map(same_bits, one, other))
 
 
 def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
-    """Returns a function that runs the operations of ``function(*inputs)`` on the leaves of other inputs of the same
-    shapes.
+    """Records ``function(*inputs)``, and returns a function that runs the same operations on the leaves of other inputs
+    of the same shapes.
 
-    Raises :class:`Unrecordable` if there is an operation that can't be recorded, or that uses one of the tensors
-    ``changing``, and whatever ``function`` raises.
+    Raises :class:`Unrecordable` if an operation can't be recorded or uses one of the tensors ``changing``, and any
+    exception of ``function``.
     """
     recorder = _Recorder(leaves_of(inputs), changing)
     with recorder:
@@ -171,7 +174,7 @@ def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor]
 
 
 def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether an operation draws random numbers. Attention may have a dropout of 0."""
+    """Returns whether an operation draws random numbers. Attention with a dropout of 0 does not."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -180,7 +183,7 @@ def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 class _Recorder(Mode):
-    """A context that writes down the operations of torch that compute something from ``inputs``.
+    """A context that records the torch operations that compute something from ``inputs``.
 
     torch's ``make_fx`` does the same, but imports torch's compiler, which takes two seconds and 160 MB in each process.
     """
@@ -191,10 +194,10 @@ class _Recorder(Mode):
         self._graph = Graph()
         self._nodes: dict[int, Node] = {}
         self._constants: dict[str, Tensor] = {}
-        # the memory of all known tensors, and that of inputs and constants, which must stay as it is
+        # addresses of the memory of all known tensors, and of inputs and constants, which must not be changed
         self._known: set[int | None] = set()
         self._foreign = set(map(address_of, inputs))
-        # a tensor's id and address are its own only while it lives
+        # tensors are kept alive, because a new tensor may get the id and address of a freed one
         self._alive: list[Tensor] = []
         for place, tensor in enumerate(inputs):
             self._add(tensor, self._graph.placeholder(f"input_{place}"))
@@ -205,7 +208,7 @@ class _Recorder(Mode):
         if any(id(each) not in self._nodes or self._is_foreign(each) for each in written(func, args, kwargs)):
             raise Unrecordable(f"{func} changes a tensor that the recorded operations have not made")
         result = super().run(func, args, kwargs)
-        # a tensor made from Python's numbers must be new in each replay
+        # a tensor made from Python numbers must be created again in each replay
         target = _aten.clone.default if func is _aten.lift_fresh.default else func
         node = self._graph.call_function(
             target, map_aggregate(tuple(args), self._node), map_aggregate(dict(kwargs), self._node)
@@ -229,7 +232,7 @@ class _Recorder(Mode):
         return tensor.numel() > 0 and address_of(tensor) in self._foreign
 
     def _node(self, value: Any) -> Any:
-        """Returns the node of a tensor, and anything else as it is."""
+        """Returns the node of a tensor, and any other value unchanged."""
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._nodes:
@@ -245,7 +248,7 @@ class _Recorder(Mode):
         return self._nodes[id(value)]
 
     def replay(self, outputs: Sequence[Tensor]) -> Function:
-        """Returns the function that runs what was recorded, and returns ``outputs``."""
+        """Returns a function that runs the recorded operations and returns ``outputs``."""
         self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
         self._alive.clear()
         for node in list(self._graph.nodes):
@@ -255,7 +258,7 @@ class _Recorder(Mode):
 
 
 def _shorten(node: Node) -> None:
-    """Takes an operation that only hands on what an earlier one has made out of its graph."""
+    """Removes an operation from its graph if it only passes on the result of an earlier one."""
     same = node.args[0] if node.target in _SAME else None
     if node.target is _aten.t.default and isinstance(node.args[0], Node) and node.args[0].target is _aten.t.default:
         same = node.args[0].args[0]
@@ -270,7 +273,7 @@ def leaves_of(inputs: Sequence[Any]) -> list[Tensor]:
 
 
 def shape_of(inputs: Sequence[Any]) -> Any:
-    """Returns what tells inputs of different shapes apart."""
+    """Returns a key that is equal for inputs of the same shapes, strides and types."""
     return tuple(map(_shape, inputs))
 
 

@@ -1,8 +1,8 @@
-"""Watches that a rule treats each client of a stack by itself.
+"""Checks that an algorithm's rule treats each client of a stack separately.
 
-Operations such as a sum over a client's row may be computed in another order where there are more rows, and give other
-bits. So clients that are side by side on a GPU (:mod:`fedray.gradients.lanes`) are trained again one after another if
-their algorithm's rule has such an operation on all of them at once.
+An operation such as a sum over a client's row may be computed in another order if there are more rows, and give other
+bits. So if an algorithm's rule applies such an operation to all clients at once, clients that are side by side on a GPU
+(:mod:`fedray.gradients.lanes`) are trained again one after another.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MOVING = frozenset({
     "fill_", "full_like", "index_select", "is_nonzero", "is_pinned", "lift_fresh", "new_empty", "new_full",
     "new_ones", "new_zeros", "ones_like", "pin_memory", "repeat", "stack", "zero_", "zeros_like",
 })  # fmt: skip
-"""Operations beside those that work number by number, and views, whose results do not depend on how many rows there
-are. Some lead to decisions for the whole stack, which an algorithm may take."""
+"""Further operations, besides views and those that work number by number, whose results do not depend on the number of
+rows. Some serve decisions for the whole stack, which an algorithm may make."""
 
 
 class RowByRow(Mode):
-    """A context for the rule of an algorithm with a stack of ``clients``. ``found`` is the name of the first operation
-    that may mix the numbers of a row, None if there was none.
+    """A context in which the rule of an algorithm runs on a stack of ``clients``. ``found`` is the name of the first
+    operation that may combine the numbers of a row, or None.
 
-    Operations within ``clock.on(...)``, such as those of gradients, are not looked at.
+    Operations within ``clock.on(...)``, such as gradients, are ignored.
     """
 
     def __init__(self, clients: int, clock: Clock) -> None:
@@ -74,6 +74,6 @@ def _keeps_rows(func: Any) -> bool:
 
 
 def by_rows(function: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
-    """Calls ``function`` with one row ``[1, ...]`` of each of ``vectors [C, ...]`` at a time, and returns its results
-    together, ``[C, ...]``. So they have the same bits however many rows there are."""
+    """Calls ``function`` with one row ``[1, ...]`` of each of ``vectors [C, ...]`` at a time, and returns the results
+    together, ``[C, ...]``. So their bits do not depend on the number of rows."""
     return torch.cat([function(*rows) for rows in zip(*(torch.split(each, 1) for each in vectors), strict=True)])

@@ -23,8 +23,8 @@ class StackNetwork(Network):
     """Runs all clients of a stack at once (``torch.func.vmap``). It can't be used for modules that have buffers or draw
     random numbers.
 
-    With ``windows`` convolutions are batched products of windows (:mod:`fedray.gradients.stacked_layers`), as they are
-    on a GPU; elsewhere only a trial of what a GPU does asks for it.
+    With ``windows``, convolutions are computed as batched products of windows (:mod:`fedray.gradients.stacked_layers`),
+    which is the default on GPUs. On other devices it serves to try what a GPU does.
     """
 
     def __init__(self, *args: Any, windows: bool | None = None, **named: Any) -> None:
@@ -39,7 +39,7 @@ class StackNetwork(Network):
         self.mode(training=False)
 
         def forward(w: Tensor, x: Any) -> tuple[Any, ...]:
-            # a model without a Linear has no features, and vmap gives tensors only
+            # a model without a Linear layer has no features, and vmap can return only tensors
             with self._layers():
                 outputs = self.outputs(x, self.layout.unflatten(w))
             return tuple(z for z in outputs if z is not None)
@@ -80,8 +80,8 @@ class StackNetwork(Network):
     def _together(
         self, traced: bool, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any
     ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns, for the algorithm's loss if there is one. ``traced`` says that it
-        is for a compiler."""
+        """Returns what :meth:`pure_gradient` returns, for the algorithm's loss if there is one. ``traced`` says that a
+        compiler traces the operations."""
         has_rule = rule_loss is not None
 
         def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
@@ -111,12 +111,12 @@ class StackNetwork(Network):
             value, (losses, sums) = gradient(scaled, 1, scale.factors, *inputs)
             value /= scale.factors[:, None]
             again = scale.lowered(value)
-        # a layer that the module does not know has parameters with a graph, which would stay
+        # the parameters of a layer that is not registered in the module would keep a graph alive
         return value.detach(), losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. vmap returns tensors only,
-        and no None."""
+        """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. A denominator of None is
+        left out, because vmap can return only tensors."""
         if self.task.followed is None:
             return ()
         sums = self.task.sums(self.task.followed, logits, y)
@@ -124,10 +124,10 @@ class StackNetwork(Network):
 
 
 def _weights(batch: Batch, dtype: torch.dtype) -> Tensor:
-    """Returns what each sample counts in the mean loss of its client's mini-batch, ``[C, b]``."""
+    """Returns the weight of each sample in the mean loss of its client's mini-batch, ``[C, b]``."""
     (clients, size), device = batch.y.shape[:2], batch.y.device
     if batch.counts is None:
         return torch.full((1, 1), 1 / size, device=device, dtype=dtype).expand(clients, size)
-    # a client that has made its steps has none, and its gradient is not used
+    # a client that has made all its steps has no samples, and its gradient is not used
     counts = torch.tensor([max(1, count) for count in batch.counts], device=device)[:, None]
     return (torch.arange(size, device=device) < counts).to(dtype) / counts

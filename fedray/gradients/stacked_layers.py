@@ -1,9 +1,9 @@
-"""Layers of a stack of clients for GPUs: convolutions as batched products, and fewer operations.
+"""Faster layers for stacks of clients on GPUs: convolutions as batched products, and fewer operations.
 
-torch.func.vmap makes one grouped convolution of the clients' convolutions, for which cuDNN is slow: on an H200 three
-quarters of LeNet-5's time went there. Here the windows of an image are copied side by side, and a convolution is one
-batched product of them with the clients' kernels. Its gradients are two more such products. All of it adds up in a
-fixed order, so that it gives the same bits in each run, as torch's deterministic kernels do.
+torch.func.vmap combines the clients' convolutions into one grouped convolution, for which cuDNN is slow: on an H200 it
+took three quarters of LeNet-5's time. Here the windows of an image are copied side by side, and a convolution is one
+batched product of them with the clients' kernels. Its gradients are two more such products. All sums are taken in a
+fixed order, so each run gives the same bits, as with torch's deterministic kernels.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 MOST = 2**28
-"""The most numbers that the windows of a layer take at a time (1 GiB of float32). The clients of a larger layer are
-computed in parts."""
+"""The largest number of entries in the windows of a layer at a time (1 GiB of float32). The clients of a larger layer
+are computed in parts."""
 
 LEAST_PLACES = 64
-"""The fewest places of an output image for which each sample has a product of its own. Products of many samples
-together would have to be transposed; but those of few places leave most of a GPU's tiles empty."""
+"""The number of places in an output image from which each sample has a separate product. One product for many samples
+has to be transposed, but products with few places leave most of a GPU's tiles empty."""
 
 
 Mapped = tuple[tuple[Tensor, ...], tuple[int, ...]]
@@ -33,12 +33,12 @@ Mapped = tuple[tuple[Tensor, ...], tuple[int, ...]]
 
 
 class StackedLayers(TorchFunctionMode):
-    """A context for forward passes and losses within torch.func.vmap, in which convolutions with weights that differ
-    between clients are batched products, and linear layers and cross-entropy take fewer operations than vmap makes of
-    them.
+    """A context for forward passes and losses within torch.func.vmap. In it, convolutions with weights that differ
+    between clients are batched products, and linear layers and cross-entropy take fewer operations than vmap would make
+    of them.
 
-    With ``traced`` they consist of operations that a compiler can fuse, and otherwise of as few as possible. Grouped
-    and three-dimensional convolutions are left to torch.
+    With ``traced``, they consist of operations that a compiler can fuse, and otherwise of as few operations as
+    possible. Grouped and three-dimensional convolutions are left to torch.
     """
 
     def __init__(self, traced: bool = False) -> None:
@@ -81,7 +81,7 @@ class StackedLayers(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Geometry:
-    """How the windows of a convolution lie in an image. Each pair is for rows and for columns."""
+    """How the windows of a convolution lie in an image. Each pair has a value for rows and a value for columns."""
 
     kernel: Sequence[int]
     stride: tuple[int, int]
@@ -90,7 +90,7 @@ class _Geometry:
     traced: bool
 
     def same_padding(self) -> list[int]:
-        """Returns the padding, as of ``F.pad``, with which the output has the size of the input."""
+        """Returns the padding, in the order of ``F.pad``, with which the output has the size of the input."""
         whole = [reach * (size - 1) for reach, size in zip(self.dilation, self.kernel, strict=True)]
         return [part for total in reversed(whole) for part in (total // 2, total - total // 2)]
 
@@ -113,14 +113,14 @@ class _Geometry:
         return x.permute(0, 1, 3, 6, 7, 2, 4, 5).flatten(2, 4).flatten(3)
 
     def fold(self, columns: Tensor, image: Sequence[int]) -> Tensor:
-        """Returns images ``[m, channels, h, w]`` in which each pixel is the sum of what ``columns [m, channels *
-        kernel, places]`` have of it."""
+        """Returns images ``[m, channels, h, w]`` in which each pixel is the sum of its entries in ``columns [m,
+        channels * kernel, places]``."""
         if not self.traced:
             folded: Tensor = torch.ops.aten.col2im(
                 columns, image, self.kernel, self.dilation, self.padding, self.stride
             )
             return folded
-        # a compiler's own col2im adds atomically, or is slow where that is forbidden
+        # a compiler's own col2im adds atomically, or is slow where atomic additions are forbidden
         parts = torch.unflatten(torch.unflatten(columns, 1, (-1, *self.kernel)), -1, self.output_size(image))
         (row, is_row), (column, is_column) = (self._window_of(d, image, columns.device) for d in (0, 1))
         rows, offsets = row[:, None, :, None], [torch.arange(size, device=columns.device) for size in self.kernel]
@@ -128,8 +128,8 @@ class _Geometry:
         return torch.where(is_row[:, None, :, None] & is_column[:, None, :], found, 0).sum((-2, -1))
 
     def _window_of(self, d: int, image: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns for each row (or column, by ``d``) of an image and each one of a kernel which window has them at the
-        same place, and whether there is one; both ``[size, kernel]``."""
+        """Returns for each row of an image and each row of the kernel (columns if ``d`` is 1) the number of the window
+        in which the two coincide, and whether there is such a window; both ``[size, kernel]``."""
         begins = torch.arange(image[d], device=device)[:, None] + self.padding[d]
         begins = begins - self.dilation[d] * torch.arange(self.kernel[d], device=device)
         window, last = begins // self.stride[d], self.output_size(image)[d] - 1
@@ -137,9 +137,9 @@ class _Geometry:
 
 
 class _Convolution(Function):
-    """The convolutions of C clients, of images ``x [C, n, channels, h, w]`` with ``weight [C, out, channels, kernel]``.
+    """The convolutions of C clients: of images ``x [C, n, channels, h, w]`` with ``weight [C, out, channels, kernel]``.
 
-    The columns are a second output, because the backward pass takes them; empty if they are too large to keep.
+    The columns are a second output, which the backward pass uses. They are empty if they are too large to keep.
     """
 
     @staticmethod
@@ -208,14 +208,14 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geom
         lower = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(lower), weight.to(lower)
     if min(geometry.output_size(x.shape[2:])) < 1:
-        # it says best what is wrong
+        # its message says best what is wrong
         return torch.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
     result: Tensor = _Convolution.apply(x.unsqueeze(0), weight.unsqueeze(0), geometry)[0].squeeze(0)
     return result if bias is None else result + bias.to(result.dtype)[:, None, None]
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns what F.linear does. Within vmap that multiplies the product by 1 before it adds the bias."""
+    """Returns what F.linear returns. Under vmap, F.linear multiplies the product by 1 before it adds the bias."""
     if input.dim() != 2 or bias is None:
         return F.linear(input, weight, bias)
     product = input @ weight.t()
@@ -226,8 +226,8 @@ def _cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100,
     reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Returns what F.cross_entropy does. vmap makes three times as many operations of it, because it looks for targets
-    to ignore; a negative target is none of the classes here, so that its loss is 0."""
+    """Returns what F.cross_entropy returns. Under vmap, F.cross_entropy takes three times as many operations, because
+    it looks for targets to ignore. Here a negative target matches no class, so its loss is 0."""
     others = weight is not None or size_average is not None or reduce is not None or label_smoothing
     if others or reduction != "none" or ignore_index >= 0 or input.dim() != 2 or target.dim() != 1:
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
@@ -236,7 +236,8 @@ def _cross_entropy(
 
 
 def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> Mapped:
-    """Applies ``function`` to tensors ``[C, ...]`` of several lists of clients, which it gets as one list."""
+    """Applies ``function`` to tensors ``[C, ...]`` that vmap has stacked along one more dimension, which is merged with
+    that of the clients."""
     size = info.batch_size
     tensors = [
         arg if not isinstance(arg, Tensor) else
@@ -248,13 +249,13 @@ def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], 
 
 
 def _joined(x: Tensor, weight: Tensor, geometry: _Geometry) -> int:
-    """Returns how many samples of a client have one product: one, or all."""
+    """Returns how many samples of a client share one product: one, or all."""
     # the kernels are copied for each product
     return 1 if math.prod(geometry.output_size(x.shape[3:])) >= max(LEAST_PLACES, weight.shape[1]) else x.shape[1]
 
 
 def _parts(x: Tensor, weight: Tensor, geometry: _Geometry) -> Iterator[slice]:
-    """Yields the clients that are computed at a time."""
+    """Yields slices of the clients that are computed at a time."""
     clients, samples = x.shape[:2]
     columns = samples * math.prod(geometry.output_size(x.shape[3:])) * math.prod(weight.shape[2:])
     kernels = samples // _joined(x, weight, geometry) * math.prod(weight.shape[1:])
@@ -263,8 +264,8 @@ def _parts(x: Tensor, weight: Tensor, geometry: _Geometry) -> Iterator[slice]:
 
 
 def _kernels(weight: Tensor, columns: Tensor) -> Tensor:
-    """Returns the kernels of clients ``weight [C, out, ...]`` for each product with ``columns [C, products, ...]``,
-    ``[C * products, out, channels * kernel]``."""
+    """Returns the clients' kernels ``weight [C, out, ...]``, repeated for each product with ``columns [C, products,
+    ...]``: ``[C * products, out, channels * kernel]``."""
     rows = weight.flatten(2)[:, None]
     return rows.expand(-1, columns.shape[1], -1, -1).flatten(0, 1)
 
@@ -280,7 +281,7 @@ def _together(parts: list[Tensor]) -> Tensor:
 
 
 def _is_ours(input: Tensor, weight: Tensor, groups: int, dims: int) -> bool:
-    # weights that are the same for all clients make one ordinary convolution of a stack
+    # with the same weights for all clients, a stack is one ordinary convolution
     ours = groups == 1 and input.dim() == dims == weight.dim() and input.shape[1] == weight.shape[1]
     return ours and torch._C._functorch.is_functorch_wrapped_tensor(weight)
 

@@ -25,8 +25,8 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
 
 
 def address_of(tensor: Tensor) -> int | None:
-    """Returns the address of the memory that a tensor shares with its views; None if it has no such memory, as a sparse
-    or an empty one."""
+    """Returns the address of the memory that a tensor shares with its views, or None if it has no such memory, as
+    sparse and empty tensors."""
     if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.untyped_storage().data_ptr()
@@ -36,7 +36,7 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The base class of contexts that see each of torch's operations, below autograd."""
 
     def __init_subclass__(cls) -> None:
-        """Has a signature, which torch's method lacks."""
+        """Adds the type annotations that torch's method lacks."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,8 +57,8 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Watching(Mode):
-    """A context that remembers the memory of the tensors that ``chosen(func, args, kwargs)`` yields for each operation:
-    :func:`read` or :func:`written`."""
+    """A context that remembers the memory of the tensors that ``chosen(func, args, kwargs)`` yields for each operation.
+    ``chosen`` is :func:`read` or :func:`written`."""
 
     def __init__(self, chosen: Callable[..., Iterable[Tensor]]) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def find_model(name: str) -> Callable[..., nn.Module]:
 
 
 def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
-    """Returns the options of a model: its constructor's arguments without ``input_shape`` and ``classes``.
+    """Returns the options of a model: the arguments of its constructor except for ``input_shape`` and ``classes``.
 
     Raises :class:`UserError` for a callable whose arguments can't be read, such as a compiled one.
     """
@@ -97,9 +97,9 @@ def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
 def build(
     model: Callable[..., nn.Module], name: str, input_shape: Any, classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
-    """Makes a module of ``model`` and checks it.
+    """Makes a module of ``model``, called ``name`` in messages, and checks it.
 
-    Raises :class:`UserError` if the constructor raises, or makes something that is no module of known sizes.
+    Raises :class:`UserError` if the constructor raises, or makes something that is not a module with known sizes.
     """
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}

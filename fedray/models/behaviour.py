@@ -1,5 +1,5 @@
 """Finds out by trial passes what a module's forward pass does besides computing outputs: what it changes, what it
-draws, and whether it keeps something of which torch does not know."""
+draws, and whether it keeps state that torch does not know about."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fedray.gradients.watching import Watching, written
 from fedray.usercode.importing import as_user_error
 
 NAMED = 3
-"""The most layers, buffers or the like that a message names."""
+"""The largest number of layers, buffers and the like that a message lists."""
 
 CLOSE = 1e-5
 """The largest difference of two gradients, relative to their length, that counts as rounding."""
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Returns the first :data:`NAMED` names as a list for a message, and how many more there are."""
+    """Returns the first :data:`NAMED` names as a list for a message, and the number of the remaining ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
@@ -43,9 +43,9 @@ def first_of(names: Sequence[str]) -> str:
 class Behaviour:
     """What a forward pass does, in training or in evaluation mode.
 
-    ``changing`` and ``written`` are the names of the buffers and parameters that it changes, ``draws`` the global
+    ``changing`` and ``written`` are the names of the buffers and parameters that it changes. ``draws`` are the global
     generators from which it draws (``torch``, ``python``, ``numpy``). ``writes`` says whether it may write into
-    parameters, even if it did not when it was tried.
+    parameters, even if it did not do so in the trial.
     """
 
     changing: frozenset[str] = frozenset()
@@ -55,11 +55,11 @@ class Behaviour:
 
 
 def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
-    """Returns what the forward passes of ``module``, called ``name``, on the inputs ``x [b, ...]`` do. The module is
-    left as it was.
+    """Returns what the forward passes of ``module``, called ``name`` in messages, do for the inputs ``x [b, ...]``. The
+    module is left as it was.
 
-    Raises :class:`UserError` for a pass that fails, and for a module that can't be trained by loading other models into
-    it, because its train() or eval() writes into its tensors.
+    Raises :class:`UserError` if a pass fails, or if train() or eval() of the module writes into its tensors, so that it
+    can't be trained by loading other models into it.
     """
     places = Places(module)
     tensors = {key: tensor for key, tensor in places.tensors.items() if tensor.layout is torch.strided}
@@ -97,7 +97,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
 
 def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], name: str) -> None:
     """Puts ``module`` into training or evaluation mode. Raises :class:`UserError` if that writes into one of its
-    ``tensors``: fedray loads other models between a switch and the next one."""
+    ``tensors``, because fedray loads other models between two such switches."""
     watch = Watching(written)
     with watch:
         module.train(training)
@@ -109,9 +109,9 @@ def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], na
 
 
 def _with_similar(module: nn.Module, changing: set[str]) -> set[str]:
-    """Returns the ``changing`` buffers, and those that a trial may not have changed by chance: running statistics, also
-    those of a head's predictor, which is not always run; and buffers with the shape and type of one of the same layer
-    that has changed."""
+    """Returns the ``changing`` buffers, and others that may have stayed the same in the trial only by chance: running
+    statistics (a head's predictor is not always run), and buffers with the shape and type of a changed buffer of the
+    same layer."""
     found = set(changing)
     for prefix, layer in module.named_modules():
         buffers = {f"{prefix}.{key}".lstrip("."): b for key, b in layer.named_buffers(recurse=False)}
@@ -129,10 +129,11 @@ def _is_still(now: Any, value: Tensor) -> bool:
 def require_no_hidden_state(
     make: Callable[[], nn.Module], task: Task, x: Any, y: Tensor, found: Behaviour, name: str
 ) -> None:
-    """Raises :class:`UserError` if the module that ``make()`` makes, called ``name``, computes something else from the
-    same numbers after another model was run through it. A process runs the models of many clients through one module.
+    """Raises :class:`UserError` if a module's result for a model changes after another model was run through the
+    module. A process runs the models of many clients through one module.
 
-    ``x [b, ...]`` and ``y [b, ...]`` are samples of the data, and ``found`` is what is known of the module.
+    ``make()`` makes the module, which is called ``name`` in messages. ``x [b, ...]`` and ``y [b, ...]`` are samples of
+    the data, and ``found`` is what is known about the module.
     """
     used, fresh = (LoopNetwork(make(), task, changing=found.changing, writes=found.writes) for _ in range(2))
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
@@ -152,8 +153,8 @@ def require_no_hidden_state(
 
 
 def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
-    """Returns as one vector what is computed at ``model``: the gradient, the loss and the new buffers, and the outputs
-    of an evaluation after it."""
+    """Returns the results for ``model`` as one vector: the gradient, the loss, the new buffers, and the outputs of an
+    evaluation after that."""
     at = model.clone()
     stack = Model(at.row[None], at.width)
     with every_rng(0, Purpose.DROPOUT):
@@ -164,7 +165,7 @@ def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
 
 
 class AsMade(NamedTuple):
-    """The names of a module's tensors, and of those that are trained, before it was run."""
+    """The names of a module's tensors, and of the trained ones among them, before it was run."""
 
     tensors: frozenset[str]
     trained: frozenset[str]
@@ -178,10 +179,10 @@ class AsMade(NamedTuple):
     def late_buffers(
         self, module: nn.Module, make: Callable[[], nn.Module], x: Any, found: Behaviour, name: str
     ) -> tuple[str, ...]:
-        """Returns the buffers that ``module``, called ``name``, has made in its first forward pass.
+        """Returns the buffers that ``module``, called ``name`` in messages, made in its first forward pass.
 
-        Raises :class:`UserError` if such a buffer depends on more than the shape of the inputs, or if the module has
-        begun or ceased to train a parameter. ``make()`` makes it again.
+        Raises :class:`UserError` if such a buffer depends on more than the shape of the inputs, or if a parameter has
+        since become trained or frozen. ``make()`` makes the module again.
         """
         if switched := sorted(self.trained ^ AsMade.of(module).trained):
             raise UserError(
@@ -191,7 +192,7 @@ class AsMade(NamedTuple):
         late = [key for key in Places(module).buffers if key not in self.tensors]
         if not late:
             return ()
-        # other numbers of the same shapes
+        # inputs with other numbers, but the same shapes
         x = map_leaves(lambda leaf: leaf.flip(0) * 0.5 if leaf.is_floating_point() else leaf.flip(0), x)
         other = make()
         with every_rng(0, Purpose.DROPOUT), torch.no_grad():
@@ -208,7 +209,7 @@ class AsMade(NamedTuple):
 
 
 def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -> list[str]:
-    """Returns a line for the user if ``clients`` have mini-batches of one sample, such as ``x [1, ...]``, in which some
+    """Returns notes for the user if ``clients`` have mini-batches of one sample, such as ``x [1, ...]``, which some
     layers of ``module`` can't normalise.
 
     Raises :class:`UserError` if the module can't be trained on such mini-batches.
@@ -247,10 +248,10 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
 
 @contextlib.contextmanager
 def without_traces(module: nn.Module) -> Iterator[None]:
-    """A context in which trial passes are repeatable, and after which they have left no trace.
+    """A context for trial passes that are repeatable and leave no trace.
 
-    In it no gradients are taken, and the global generators always draw the same, because some models skip layers at
-    random. After it the module's tensors and the generators are as they were.
+    Within it no gradients are computed, and the global generators always draw the same numbers, because some models
+    skip layers at random. Afterwards the module's tensors and the generators are as before.
     """
     places = Places(module)
     kept = places.tensors if may_write(module) else places.buffers

@@ -1,5 +1,5 @@
-"""Says for which models the same configuration gives the same bits again, by a table that was measured by
-``analysis/benchmarks/bits.py``."""
+"""Says for which models the same configuration always gives the same bits, according to a table that
+``analysis/benchmarks/bits.py`` has measured."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 import yaml
 
 TABLE = Path(__file__).with_name("bits.yaml")
-"""For each kind of device: where and with which torch it was measured, and for each model and precision the operations
-without a deterministic version, or what else gave other bits."""
+"""For each kind of device: where and with which torch version it was measured, and for each model and precision the
+operations without a deterministic version, or other causes of different bits."""
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 @cache
 def measured() -> dict[str, Any]:
-    """Returns the table."""
+    """Returns the content of :data:`TABLE`."""
     return dict(yaml.safe_load(TABLE.read_text("utf-8")) or {})
 
 
 def promise(name: str) -> str:
-    """Returns on which kinds of devices the bits of the model ``name`` are promised, as a text of one line."""
+    """Returns a text of one line that says on which kinds of devices the model ``name`` always gives the same bits."""
     if not any(name in found["models"] for found in measured().values()):
         return "the same bits: not measured; a run on a GPU says before round 1 what is not deterministic"
     return "the same bits on " + "; ".join(f"a {words}: {_on(device, name)}" for device, words in DEVICES.items())
 
 
 def where_measured() -> str:
-    """Returns a sentence that says what the table stands on."""
+    """Returns a sentence that says on which machines and versions the table is based."""
     parts = []
     for device, words in DEVICES.items():
         found = measured().get(device)

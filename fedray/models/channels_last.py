@@ -1,5 +1,5 @@
-"""Decides whether the convolutions of a model have the channels-last layout, in which CPUs and GPUs compute them
-faster, unless clients are trained in stacks."""
+"""Decides whether the convolutions of a model get the channels-last layout. CPUs and GPUs compute them faster in this
+layout, unless clients are trained in stacks."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from fedray.models.behaviour import without_traces
 CONVOLUTIONS = nn.Conv2d | nn.ConvTranspose2d
 
 LEAST_CHANNELS = 16
-"""The output channels of a convolution from which on the channels-last layout pays.
+"""The number of a convolution's output channels from which on the channels-last layout pays.
 
-On a CPU a gradient takes 0.93 to 1.17 of the time where the widest convolution has 8 of them, 0.80 to 1.03 with 16,
-0.68 to 0.91 with 32, 0.64 to 0.85 with 64 (``analysis/benchmarks/channels_last.py``), and in stacks of clients 1.1. On
-an H200 it pays in TF32 and bf16 (GHBM's CNN: 7,415 local steps a second in place of 5,946); in fp32 it pays for kernels
-of 3 (ResNet-18: 344 in place of 311), and not for larger ones alone (GHBM's CNN: 1,602 in place of 3,203).
+On a CPU, a gradient takes 0.93 to 1.17 of the time if the widest convolution has 8 output channels, 0.80 to 1.03 with
+16, 0.68 to 0.91 with 32, 0.64 to 0.85 with 64 (``analysis/benchmarks/channels_last.py``), and 1.1 in stacks of clients.
+On an H200 it pays in TF32 and bf16 (GHBM's CNN: 7,415 local steps a second instead of 5,946). In fp32 it pays for
+kernels of size 3 (ResNet-18: 344 instead of 311), but not if all kernels are larger (GHBM's CNN: 1,602 instead of
+3,203).
 """
 
 TRIED = ((True, 2), (True, 1), (False, 1))
-"""The passes with which a model is tried: whether in training mode, and with how many samples. A single one is tried
-because some kernels are others for it, and evaluation mode because there is no dropout in it."""
+"""The passes with which a model is tried: whether in training mode, and the number of samples. Some kernels are
+different for a single sample, and evaluation mode has no dropout."""
 
 TOLERANCE = 1e-2
-"""The largest difference of two outputs or gradients, relative to their length, that counts as rounding.
+"""The largest difference between two outputs or gradients, relative to their length, that counts as rounding.
 
-Of torchvision's networks they differ by up to 1e-3, where a ReLU's input comes to the other side of zero.
+With torchvision's networks they differ by up to 1e-3, because rounding may move a ReLU's input across zero.
 """
 
 
 def pays(module: nn.Module, device: str, precision: str) -> bool:
-    """Returns whether ``module`` is faster with the layout, and has not got it, if its clients are trained one by
-    one. On a GPU it does not matter what it has."""
+    """Returns whether the layout would make ``module`` faster when clients are trained one by one. On a CPU the answer
+    is False if the module has the layout already."""
     wide = [m for m in module.modules() if isinstance(m, CONVOLUTIONS) and m.out_channels >= LEAST_CHANNELS]
     if device == "cuda":
         return bool(wide) and (precision != "fp32" or any(max(layer.kernel_size) <= 3 for layer in wide))
-    # where a dimension has length 1, is_contiguous() is true of both layouts
+    # if a dimension has length 1, is_contiguous() is true for both layouts
     return any(
         weight.stride() != torch.empty_like(weight, device="meta", memory_format=torch.channels_last).stride()
         for layer in wide
@@ -56,11 +57,12 @@ def pays(module: nn.Module, device: str, precision: str) -> bool:
 def in_channels_last(
     asked: bool | Literal["auto"], faster: bool, module: nn.Module, name: str, task: Task, x: Any, y: Tensor
 ) -> tuple[bool, list[str]]:
-    """Returns whether the 2-d convolutions of ``module`` are to be converted, and lines for the user about that.
+    """Converts the 2-d convolutions of ``module`` to channels last if that is wanted and possible. Returns whether it
+    was done, and notes about it for the user.
 
     ``asked`` is ``engine.channels_last``. ``faster`` says whether the layout :func:`pays`. ``module``, called ``name``
-    in messages, is tried on samples ``x [b, ...]`` and ``y [b, ...]`` of the data for ``task``. If the answer is yes,
-    ``module`` has been converted. Raises :class:`UserError` if the user wants what is not possible.
+    in messages, is tried on samples ``x [b, ...]`` and ``y [b, ...]`` of the data for ``task``. Raises
+    :class:`UserError` if the user demands the layout and the module can't have it.
     """
     if asked is False or (asked == "auto" and not faster):
         return False, []
@@ -82,25 +84,25 @@ def in_channels_last(
 
 
 def convert(module: nn.Module, channels_last: bool = True) -> None:
-    """Gives the weights of 2-d convolutions the channels-last layout, or the contiguous one. Their values and shapes
-    stay as they are."""
+    """Converts the weights of 2-d convolutions to the channels-last layout, or to the contiguous one. Their values and
+    shapes stay the same."""
     for weight in _weights(module):
         weight.data = weight.data.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yields the weights of 2-d convolutions, or what they are computed from."""
+    """Yields the weights of 2-d convolutions, or the parameters from which the weights are computed."""
     for layer in module.modules():
         if isinstance(layer, CONVOLUTIONS):
             yield from (each for each in layer.parameters() if each.dim() == 4)
 
 
 Outcome = list[Tensor] | Exception
-"""What a pass gave: tensors that do not depend on the layout but for rounding, or the error in which it ended."""
+"""The result of a pass: tensors that depend on the layout only by rounding, or the exception that the pass raised."""
 
 
 def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
-    """Returns the outcomes of passes with the loss, the gradient and the metrics. ``module`` is left as it was."""
+    """Returns the outcomes of passes with loss, gradient and metrics. ``module`` is left as it was."""
     with without_traces(module):
         _move(module)
         return [
@@ -110,7 +112,7 @@ def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
 
 
 def _move(module: nn.Module) -> None:
-    """Moves all weights a little, because a layer of zeros would hide what happens in the layers before it."""
+    """Changes all weights a little, because a layer of zeros would hide what happens in the layers before it."""
     draws = stream(0, Purpose.INIT)
     for parameter in module.parameters():
         if parameter.is_floating_point():
@@ -119,9 +121,9 @@ def _move(module: nn.Module) -> None:
 
 
 def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -> Outcome:
-    """Returns the outputs ``[b, ...]`` and the gradient of one mini-batch. They are left out where layouts can't be
-    compared: a layer that draws numbers draws them in the order of memory, and where BatchNorm normalises by very few
-    numbers, rounding changes all of its outputs."""
+    """Returns the outputs ``[b, ...]`` and the gradient of one mini-batch. They are left out if layouts can't be
+    compared: random numbers are drawn in the order of memory, and if BatchNorm normalises by very few numbers, rounding
+    changes all its outputs."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():
@@ -143,7 +145,8 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
 
 
 def _obstacle(before: list[Outcome], after: list[Outcome]) -> str | None:
-    """Returns why a model does not run in another layout, from the outcomes in the layout before and in that one."""
+    """Returns the reason why a model does not run in another layout, given the outcomes before and after the change;
+    None if it does."""
     for one, other in zip(before, after, strict=True):
         if isinstance(one, Exception):
             continue
@@ -151,7 +154,7 @@ def _obstacle(before: list[Outcome], after: list[Outcome]) -> str | None:
             return first_sentence(other)
         for a, b in zip(one, other, strict=True):
             off = float((a - b).norm() / a.norm().clamp(min=1e-12))
-            # of a pass that gives no finite numbers in any layout nothing can be said
+            # if the outcome before the change is not finite, nothing can be said
             if a.isfinite().all() and not off <= TOLERANCE:
                 return f"its outputs or gradients are off by {100 * off:.3g} %"
     return None

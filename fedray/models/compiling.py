@@ -1,4 +1,5 @@
-"""Finds out whether the gradient of a model can be compiled, by tracing it and comparing the two."""
+"""Finds out whether the gradient of a model can be compiled, by tracing it and comparing the traced gradient with the
+original one."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from fedray.gradients.stack import StackNetwork
 from fedray.models.stacking import hooked_parameter
 
 TOLERANCE = 1e-3
-"""The largest difference of two gradients, relative to their length, that counts as rounding. They are compared in
-float64 where that is possible, so that no rounding on one processor is taken for more."""
+"""The largest difference between two gradients, relative to their length, that counts as rounding. They are compared in
+float64 where that is possible, so that the answer does not depend on how a processor rounds."""
 
 
 def traced_gradient(
@@ -35,9 +36,9 @@ def traced_gradient(
     changing: Collection[str] | None = None,
     device: str = "cpu",
 ) -> GraphModule | str:
-    """Returns the operations of the gradient of ``module`` for a mini-batch of ``x [b, ...]`` and ``y [b, ...]`` on
-    ``device``, or the reason why it can't be compiled. With ``vectorize`` it is that of a stack. ``changing`` are the
-    buffers that forward passes change; None means that all may be."""
+    """Returns the operations of the gradient of ``module`` for a mini-batch ``x [b, ...]`` and ``y [b, ...]`` on
+    ``device``, or the reason why it can't be compiled. With ``vectorize`` it is the gradient of a stack. ``changing``
+    are the buffers that forward passes change; None means that all may be changed."""
     if hooked := hooked_parameter(module):
         return hooked
 
@@ -58,12 +59,12 @@ def traced_gradient(
     if off and not network.layout.buffers:
         with contextlib.suppress(Exception):
             _, off, _ = trial(torch.float64)
-    # where gradients are not finite, nothing can be said
+    # if gradients are not finite, nothing can be said
     return f"what was traced is off by {100 * off:.3g} %" if off > TOLERANCE else graph
 
 
 def _compared(network: Network, x: Any, y: Tensor) -> tuple[GraphModule, float]:
-    """Returns the operations of a gradient of ``network``, and how far what they give is off."""
+    """Returns the operations of a gradient of ``network``, and the relative error of their result."""
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
     graph = trace(network.pure_gradient, inputs)

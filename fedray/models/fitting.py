@@ -1,4 +1,4 @@
-"""Fits a task to a model: finds out by trials whether outputs, loss and metrics are what the task needs."""
+"""Fits a task to a model: tries whether outputs, loss and metrics are what the task needs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ PLAIN_MEAN = (
     "return the loss of each sample (reduction='none'), of which fedray takes the plain mean; a weighted loss of "
     "torch's is handed over itself (loss=nn.CrossEntropyLoss(weight=...)), and has its weighted mean"
 )
-"""What is to be done about a loss that returns a mean."""
+"""The advice for a loss that returns a mean."""
 
 MOST_NUMBERS = 20_000_000
-"""The most numbers in the outputs on which a loss or metric is tried; there are fewer samples if they have more."""
+"""The largest number of entries in the outputs on which a loss or metric is tried. Larger outputs are tried with fewer
+samples."""
 
 
 def fit_task(
@@ -47,11 +48,12 @@ def fit_task(
     metrics: Mapping[str, Loss],
     custom: Any = None,
 ) -> tuple[Task, list[str]]:
-    """Returns the task of a run, and lines for the user about it.
+    """Returns the task of a run, and notes about it for the user.
 
-    ``kind`` is what the data are for. ``module``, called ``name`` in messages, is tried on some of their samples, ``x
-    [b, ...]`` and ``y [b, ...]``. ``loss`` and ``metrics`` are user-defined; a loss of None is that of the kind.
-    ``custom`` is the object that the user handed over as the model, None if the model was named.
+    ``section`` is the section ``task`` of the configuration, and ``kind`` the kind of task that the data are for.
+    ``module``, called ``name`` in messages, is tried on some samples ``x [b, ...]`` and ``y [b, ...]`` of the data.
+    ``loss`` and ``metrics`` are user-defined; a loss of None stands for the kind's default. ``custom`` is the model
+    that the user passed from Python, or None if it was named in the configuration.
 
     Raises :class:`UserError` if the model's outputs do not fit the targets, or a loss or metric can't be used.
     """
@@ -85,7 +87,7 @@ def fit_task(
 
 
 def _with_loss(task: Task, trial: _Trial, custom: Loss) -> tuple[Task, list[str]]:
-    """Returns ``task`` with the ``custom`` loss of the user or of the model, and lines for the user about it."""
+    """Returns ``task`` with the loss ``custom`` of the user or of the model, and notes about it for the user."""
     loss, counting = without_reduction(custom, "the loss", trial.y)
     trial, per_entry, has_parameters = trial.check("the loss", loss, PLAIN_MEAN)
     task = replace(task, loss=loss, loss_per_entry=per_entry, counting=counting)
@@ -100,7 +102,8 @@ def _with_loss(task: Task, trial: _Trial, custom: Loss) -> tuple[Task, list[str]
 
 
 def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
-    """Returns ``task.label_smoothing``. Raises :class:`UserError` for a loss that is not fedray's cross-entropy."""
+    """Returns ``task.label_smoothing``. Raises :class:`UserError` if it is set and the loss is not fedray's
+    cross-entropy."""
     if section.label_smoothing and (loss is not None or kind not in ("classification", "tokens")):
         what = "a loss that you or the model define" if loss is not None else f"task.kind={kind}"
         raise UserError(f"task.label_smoothing is for cross-entropy, not for {what}")
@@ -108,7 +111,7 @@ def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
 
 
 def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
-    """Returns what ``module`` makes of the inputs ``x [b, ...]``. It is left as it was.
+    """Returns the outputs of ``module`` for the inputs ``x [b, ...]``. The module is left as it was.
 
     Raises :class:`UserError` if the pass makes new parameters.
     """
@@ -125,7 +128,8 @@ def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
 
 
 def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
-    """Returns why outputs do not fit targets ``y [b, ...]``, as the rest of a sentence; None if they fit."""
+    """Returns the rest of a sentence that says why the outputs do not fit the targets ``y [b, ...]``; None if they
+    fit."""
     if kind == "other":
         return None
     wanted = {
@@ -144,7 +148,7 @@ def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
 
 
 def _axis(kind: str, outputs: Any, y: Tensor) -> int:
-    """Returns the axis of the logits of ``tokens`` that has the classes."""
+    """Returns which axis of the logits has the classes in a task of kind ``tokens``."""
     return 1 if kind == "tokens" and outputs.shape[:-1] != y.shape else -1
 
 
@@ -176,7 +180,7 @@ def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mappi
                 f"metric {name!r} gives a sample another value when there are other samples in its batch, so its mean "
                 "would depend on the size of evaluation batches: let it look at each sample alone"
             )
-        # targets may count as their class does
+        # targets may be weighted by class
         weighted = metric if counting is None else partial(_two_sums, each=metric, counting=counting)
         known[name] = Metric(weighted, section.mode)
     main = section.metric or task.main
@@ -197,10 +201,10 @@ def _two_sums(outputs: Any, targets: Tensor, each: Loss, counting: Counting) -> 
 
 
 class _Trial:
-    """Batches of outputs and targets, shaped as those of a model, on which losses and metrics are tried.
+    """Batches of outputs and targets, in the shapes of the model's, on which losses and metrics are tried.
 
-    The outputs are random numbers, or, if ``from_model``, drawn from the model's ``outputs``. Nothing of ``of_model``
-    may be read.
+    The outputs are random numbers or, if ``from_model``, drawn from the model's ``outputs``. Losses and metrics must
+    not read anything of ``of_model``.
     """
 
     def __init__(self, task: Task, outputs: Any, y: Tensor, classes: int, of_model: OfModel | None) -> None:
@@ -211,7 +215,8 @@ class _Trial:
         self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
 
     def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
-        """Returns outputs and targets of ``size`` samples. Of a classification, half of them are predicted rightly."""
+        """Returns outputs and targets of ``size`` samples. In a classification, at least half of the samples are
+        predicted correctly."""
         rng = stream(0, Purpose.INIT, draw)
         rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.from_model else None
 
@@ -229,23 +234,24 @@ class _Trial:
         return outputs, targets
 
     def suited_to(self, function: Loss) -> _Trial:
-        """Returns the trial with outputs that suit ``function``: those of the model where random ones do not, as a loss
-        of probabilities fails on other numbers, or gives NaN."""
+        """Returns a trial with outputs for which ``function`` gives finite numbers. They come from the model if random
+        numbers are not suitable, as for a loss of probabilities."""
         try:
             if bool(torch.as_tensor(function(*self.batch(SIZES[0]))).isfinite().all()):
                 return self
         except Exception:
-            # it is raised again if the model's outputs do not suit either
+            # the error is raised again if the model's outputs are not suitable either
             pass
         trial = copy.copy(self)
         trial.from_model = True
         return trial
 
     def check(self, what: str, function: Loss, advice: str) -> tuple[_Trial, bool, bool]:
-        """Returns the trial that suits ``function``, whether it gives a value for each entry of the targets, rather
-        than for each sample, and whether it has parameters.
+        """Returns the trial that suits ``function``, whether the function gives a value for each entry of the targets
+        instead of each sample, and whether it has parameters. ``what`` names the function in messages, which end with
+        ``advice``.
 
-        Raises :class:`UserError` if it gives neither, or reads something of the model.
+        Raises :class:`UserError` if the function gives neither, or reads something of the model.
         """
         trial, per_entry, has_parameters = self.suited_to(function), False, False
         # two sizes are tried, because one of them may happen to be the number of classes
@@ -265,7 +271,7 @@ class _Trial:
         return trial, per_entry, has_parameters
 
     def check_mean(self, what: str, loss: Any, task: Task) -> None:
-        """Raises :class:`UserError` if the mean that a module of torch's takes by itself is not that of ``task``."""
+        """Raises :class:`UserError` if a torch loss module's own mean differs from the mean of ``task``."""
         for size in SIZES[:2]:
             outputs, targets = self.batch(size)
             with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
@@ -273,8 +279,8 @@ class _Trial:
                 require_same_mean(what, loss, outputs, targets, each, weights)
 
     def depends_on_batch(self, what: str, function: Loss) -> bool:
-        """Returns whether a sample's value of ``function`` changes with the rest of its batch. Of a function that draws
-        random numbers nobody can tell, and the answer is False."""
+        """Returns whether a sample's value of ``function`` changes with the rest of its batch. For a function that
+        draws random numbers this can't be determined, and the answer is False."""
         for draw in range(TRIALS):
             outputs, targets = self.batch(self.largest, draw)
             for size in (size for size in SIZES if size < self.largest):

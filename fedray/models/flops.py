@@ -27,7 +27,7 @@ NO_PRODUCTS = {
     "add", "add_", "sub", "cat", "stack", "copy_", "clone", "_to_copy", "index", "index_select", "gather", "embedding",
     "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm",
 }  # fmt: skip
-"""The operations that only add, look up or scale. A layer whose parameters enter nothing else needs no FLOPs."""
+"""The operations that only add, look up or scale. A layer has no FLOPs if its parameters enter only these."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class ForwardCount:
 
 
 def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCount]:
-    """Runs ``module`` in its present mode on the inputs ``example [b, ...]``; returns its output and a sample's FLOPs.
+    """Runs ``module`` in its current mode on the inputs ``example [b, ...]``; returns its output and the FLOPs of one
+    sample.
 
-    It is run on the batch, and then on one that holds it twice. The difference is the FLOPs of b samples, without what
-    is computed once for a batch of any size.
+    The module is run on the batch, and then on a batch that contains each sample twice. The difference is the FLOPs of
+    b samples, without work that is done once per batch.
     """
     before = torch.random.get_rng_state()
     output, flops, uncounted = _pass(module, example)
@@ -56,7 +57,7 @@ def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCou
 
 
 def forward_flops(module: nn.Module, example: Any) -> float:
-    """Returns the FLOPs of one sample's forward pass in the module's present mode, for inputs ``example [b, ...]``."""
+    """Returns the FLOPs of one sample's forward pass in the module's current mode, for inputs ``example [b, ...]``."""
     return count_forward_pass(module, example)[1].flops
 
 
@@ -77,26 +78,26 @@ def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
 
 
 def _matrices(layer: nn.Module) -> set[int | None]:
-    """Returns the memory addresses of the parameters of the layer itself that may be factors of a product.
+    """Returns the memory addresses of the layer's own parameters that may be factors of a product.
 
-    Vectors are left out, because they only scale or shift something. There are none for a parametrization (weight
-    norm), because it computes with weights and not with samples, and none for RMSNorm, which only scales, by a
-    parameter that may have several dimensions.
+    Vectors are left out, because they only scale or shift something. So are all parameters of parametrizations (weight
+    norm), which compute with weights and not with samples, and of RMSNorm, which only scales, by a parameter that may
+    have several dimensions.
     """
     direct = () if isinstance(layer, (ParametrizationList, nn.RMSNorm)) else layer.parameters(recurse=False)
     return {address_of(each) for each in direct if each.numel() > max(each.shape, default=1)}
 
 
 class _Counter(Mode):
-    """A mode of torch that adds up what torch's formulas give for each operation, in ``flops`` and in ``by_layer``, and
-    collects in ``factors`` the memory addresses of tensors that may be multiplied.
+    """A torch mode that adds up the FLOPs of each operation by torch's formulas, in ``flops`` and ``by_layer``. In
+    ``factors`` it collects the memory addresses of tensors that may be multiplied.
 
-    torch's own ``FlopCounterMode`` does the first, but imports torch's compiler, which takes 200 MB and some seconds at
+    torch's ``FlopCounterMode`` counts FLOPs too, but imports torch's compiler, which takes 200 MB and some seconds at
     the start of each run.
     """
 
     def __init__(self) -> None:
-        # imported here, as it imports Triton, which the processes that train do not need
+        # imported here because it imports Triton, which the processes that train do not need
         from torch.utils.flop_counter import flop_registry, shape_wrapper
 
         super().__init__()
@@ -108,8 +109,8 @@ class _Counter(Mode):
         self._formulas = {**flop_registry, **{kernel: of_shapes(formula) for kernel, formula in _formulas().items()}}
 
     def hooks(self, label: str, layer: nn.Module) -> list[RemovableHandle]:
-        """Puts hooks on ``layer`` by which its FLOPs are added to ``by_layer[label]``, without those of other layers
-        with hooks that it calls. Returns the hooks' handles."""
+        """Puts hooks on ``layer`` that add its FLOPs to ``by_layer[label]``, without those of layers inside it that
+        have such hooks too. Returns the hooks' handles."""
 
         def begin(*_: Any) -> None:
             self._running.append(label)
@@ -140,7 +141,8 @@ class _Counter(Mode):
 
 @contextlib.contextmanager
 def _plain_encoders() -> Iterator[None]:
-    """A context in which transformer layers run their single operations, rather than one fused kernel, uncounted."""
+    """A context in which transformer layers run their separate operations and not one fused kernel, which could not be
+    counted."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -150,7 +152,8 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Returns functions that compute the FLOPs of kernels that torch's registry lacks, from the arguments' shapes."""
+    """Returns functions that compute the FLOPs of kernels that torch's registry lacks, from the shapes of the
+    arguments."""
     aten = torch.ops.aten
     return {
         aten.mkldnn_rnn_layer: _lstm_flops,
@@ -168,5 +171,5 @@ def _lstm_flops(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__
 
 
 def _attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of Q K^T and of its softmax times V, each ``[b, heads, tokens, width]``, without a mask."""
+    """Returns the FLOPs of Q K^T and of its softmax times V, each ``[b, heads, tokens, width]``, ignoring masks."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])

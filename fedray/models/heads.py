@@ -1,4 +1,4 @@
-"""Heads, which take the place of a model's last Linear layer and give the model a representation z."""
+"""Heads, which replace a model's last Linear layer and give the model a representation z."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedray.usercode.importing import FORMS, as_user_error, import_object, is_us
 
 
 class Head(nn.Module):
-    """The base class of heads. A user-defined one is named by ``model.head=file.py:Class``.
+    """The base class of heads. A user-defined head is named by ``model.head=file.py:Class``.
 
     A head maps features ``[b, features]`` to logits ``[b, classes]``. The input of the Linear layer that it calls last
     is the representation z.
 
     Args:
-        features: The number of inputs of the layer that it replaces.
-        width: ``model.proj_dim``, meant for the width of the representation.
+        features: The number of inputs of the layer that the head replaces.
+        width: ``model.proj_dim``, the intended width of the representation.
         classes: The number of outputs.
 
     Example:
@@ -68,11 +68,11 @@ class SiamHead(ProjectionHead, Predicting):
 HEADS: dict[str, type[Head]] = {"moon": ProjectionHead, "siam": SiamHead}
 
 DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
-"""The head that ``model.head=auto`` stands for, for each value of ``Algorithm.needs_head``."""
+"""The head that ``model.head=auto`` selects for each value of ``Algorithm.needs_head``."""
 
 
 def find_head(name: str) -> type[Head] | None:
-    """Returns the class of the head ``name``, which may be a user-defined one, ``file.py:Class``; None for ``none``.
+    """Returns the class of the head ``name``, which may be user-defined, as ``file.py:Class``; None for ``none``.
 
     Raises :class:`UserError` if there is no such head.
     """
@@ -90,7 +90,7 @@ def find_head(name: str) -> type[Head] | None:
 
 
 def serves(name: str, need: str) -> bool:
-    """Returns whether the head ``name`` has what an algorithm needs: ``nothing``, a ``projection`` or a
+    """Returns whether the head ``name`` provides what an algorithm needs: ``nothing``, a ``projection`` or a
     ``prediction``."""
     head = find_head(name)
     if head is None:
@@ -101,9 +101,9 @@ def serves(name: str, need: str) -> bool:
 def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: str, example: Any) -> None:
     """Replaces the Linear layer that ``module`` calls last by a ``head``.
 
-    ``kind`` and ``name`` are the names of head and model in messages; ``example [b, ...]`` are inputs to try. Raises
-    :class:`UserError` for a model that has no representation: if no Linear is called, its input is not ``[b, d]``, or
-    nothing is trained before it.
+    ``kind`` and ``name`` are the names of head and model in messages, ``width`` is ``model.proj_dim``, and ``example
+    [b, ...]`` are inputs for a trial. Raises :class:`UserError` for a model that has no representation: no Linear layer
+    is called, its input is not ``[b, d]``, or nothing is trained before it.
     """
     asked = f"model.head={kind}: model {name}"
     last, shape = _last_call(module, name, example)

@@ -1,4 +1,4 @@
-"""Finds out, by trial passes, what the engine has to know about a model before training."""
+"""Finds out by trial passes what the engine must know about a model before training."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fedray.usercode.importing import as_user_error
 TYPES = {
     *SINGLE, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.float64, torch.complex64,
 }  # fmt: skip
-"""The types of buffers that a model can have."""
+"""The types that a model's buffers may have."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """Facts about a model.
 
-    * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in buffers of floats.
-    * ``flops``: FLOPs of one sample's forward pass in training mode, without the head's predictor;
-      ``prediction_flops``: those of the predictor.
-    * ``behaviour``: what the forward pass does besides that. ``draws`` says whether it draws random numbers, as dropout
-      does.
-    * ``late_buffers``: buffers that the first forward pass makes.
+    * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in floating-point buffers.
+    * ``flops``: the FLOPs of one sample's forward pass in training mode, without the head's predictor;
+      ``prediction_flops``: the FLOPs of the predictor.
+    * ``behaviour``: what the forward pass does besides computing outputs. ``draws`` says whether it draws random
+      numbers, as dropout does.
+    * ``late_buffers``: the buffers that the first forward pass makes.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     """
 
@@ -55,7 +55,7 @@ class ModelFacts:
 
     @property
     def notes(self) -> list[str]:
-        """The lines that the user should know about the model."""
+        """What the user should know about the model, as lines of text."""
         if not self.uncounted:
             return list(self.warnings)
         return [
@@ -66,11 +66,11 @@ class ModelFacts:
 
 
 def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
-    """Returns what fedray must know of ``module``, from a trial pass over the inputs ``example [b, ...]`` in training
-    mode.
+    """Returns what fedray must know about ``module``, from a trial pass over the inputs ``example [b, ...]`` in
+    training mode.
 
-    The module's buffers stay as they are. b must be at least 2, because some normalisation layers need two samples.
-    ``name`` stands for the model in messages. Raises :class:`UserError` if nothing of it can be trained.
+    The module's buffers are left as they were. b must be at least 2, because some normalisation layers need two
+    samples. ``name`` is the model's name in messages. Raises :class:`UserError` if the model has nothing to train.
     """
     prepare(module, name)
     with without_traces(module):
@@ -92,9 +92,9 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
 
 
 def prepare(module: nn.Module, name: str) -> list[str]:
-    """Gives the parameters of ``module``, which is called ``name``, the type float32, and returns a line for the user
-    if they had others. Raises :class:`UserError` if there is nothing to train in it, or a parameter of a kind that
-    can't be."""
+    """Converts the parameters of ``module``, called ``name`` in messages, to float32, and returns a note for the user
+    if they had other types. Raises :class:`UserError` if there is nothing to train, or a parameter is of a kind that
+    can't be trained."""
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad and parameter.numel() for parameter in parameters.values()):
         raise UserError(f"model {name} has no trainable parameters")
@@ -126,7 +126,7 @@ def prepare(module: nn.Module, name: str) -> list[str]:
 
 
 def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:
-    """Yields what the user should know about hooks, and about buffers whose means may mean nothing."""
+    """Yields warnings for the user about hooks, and about buffers whose means may be meaningless."""
     if global_hooks():
         yield (
             "warning: this process has hooks that torch calls for every module; other processes, such as Ray's client "

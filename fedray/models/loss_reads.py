@@ -1,5 +1,5 @@
-"""Finds out what a loss or a metric reads besides outputs and targets. Reading from a model would be wrong: fedray
-trains copies of it, and takes gradients of the outputs alone."""
+"""Finds out what a loss or a metric reads besides outputs and targets. It must not read from a model, because fedray
+trains copies of the model and takes gradients only through the outputs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fedray.gradients.watching import Watching, read
 
 
 class OfModel:
-    """What no loss or metric may read: of ``modules``, the trained parameters, and the tensors that a forward pass in
-    training mode, here of the first of them on the inputs ``x [b, ...]``, changes or makes and keeps."""
+    """What no loss or metric may read: the trained parameters of ``modules``, and the tensors that a forward pass in
+    training mode changes, or makes and keeps. A pass of the first module on the inputs ``x [b, ...]`` shows which these
+    are."""
 
     def __init__(self, modules: Sequence[nn.Module], x: Any) -> None:
         first, self.modules = modules[0], modules

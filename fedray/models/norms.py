@@ -1,6 +1,6 @@
 """Replaces the normalisation layers of a model (``model.norm``).
 
-Running statistics of BatchNorm are averaged over clients whose data differ, which is why federated learning often uses
+BatchNorm's running statistics are averaged over clients whose data differ, which is why federated learning often uses
 GroupNorm instead (K. Hsieh et al.: The Non-IID Data Quagmire of Decentralized Machine Learning. ICML 2020).
 """
 
@@ -15,12 +15,12 @@ from fedray.errors import UserError
 
 
 def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
-    """Replaces the BatchNorm and GroupNorm layers of ``module`` by those that ``norm`` (``model.norm``) names.
+    """Replaces the BatchNorm and GroupNorm layers of ``module`` by the layers that ``norm`` (``model.norm``) names.
 
-    ``batch`` makes BatchNorm for images of all, ``group`` GroupNorm of ``groups`` groups, ``none`` takes them away. New
-    layers begin as they do in torch, with weight 1 and bias 0. LayerNorm and other layers stay. ``name`` stands for
-    the model in messages. Raises :class:`UserError` if there is no layer to replace, or its channels can't be divided
-    into the groups.
+    ``batch`` turns GroupNorm into BatchNorm for images, ``group`` turns all into GroupNorm with ``groups`` groups, and
+    ``none`` removes them. New layers begin as in torch, with weight 1 and bias 0. LayerNorm and other layers stay.
+    ``name`` is the model's name in messages. Raises :class:`UserError` if there is no layer to replace, or if its
+    channels can't be divided into the groups.
     """
     layers = module.named_modules(remove_duplicate=False)
     found = {place: layer for place, layer in layers if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm))}
@@ -31,7 +31,7 @@ def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
         parent, _, child = place.rpartition(".")
         if not place:
             raise UserError(f"model.norm={norm}: model {name} is itself a normalisation layer")
-        # a layer that is in several places stays one layer
+        # a layer that is used in several places stays one layer
         if layer not in replaced:
             replaced[layer] = _new(layer, norm, groups, f"{name}: {place}")
         setattr(module.get_submodule(parent), child, replaced[layer])

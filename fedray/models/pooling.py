@@ -1,9 +1,9 @@
-"""Convolution, ReLU and max-pooling of small images on a CPU, with which rounds of LeNet-5 take 0.75 of the time.
+"""Convolution, ReLU and max-pooling of small images on a CPU. With them, rounds of LeNet-5 take 0.75 of the time.
 
-torch's kernels put the channels of a pixel into a vector register, which has room for 16 numbers, but a LeNet has one
-channel, and then six. Here neighbouring pixels fill it: a convolution with stride 2 and shifted copies of its kernels
-gives two rows (or columns, or both) as different channels. So max-pooling after the first layer is a maximum of four
-images, and the gradient of the second layer's input is computed two rows at a time.
+torch's kernels put the channels of a pixel into a vector register, which holds 16 numbers, but a LeNet has one channel
+in its first layer and six in the next. Here neighbouring pixels fill the register: a convolution with stride 2 and
+shifted copies of the kernels computes two rows (or columns, or both) as different channels. So max-pooling after the
+first layer is a maximum of four images, and the gradient of the second layer's input is computed two rows at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _convolution_backward = torch.ops.aten.convolution_backward.default
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """Returns ``max_pool2d(relu(conv(x)), 2)`` of images ``[b, c, h, w]``, for a convolution of stride 1 with bias.
 
-    Where entries of a pooling window are equal, the gradient may go to another one of them than torch chooses.
+    If entries of a pooling window are equal, the gradient may go to a different one than in torch.
     """
     # ReLU comes last, on the smaller image: it gives the same as before the maxima
     if not torch.is_grad_enabled() or not _is_supported(x, conv):
@@ -57,13 +57,13 @@ def _max_pool2(x: Tensor) -> Tensor:
 
 
 def _contiguous_copy(weight: Tensor) -> Tensor:
-    """Returns a copy in ordinary layout. ``contiguous()`` would keep the strides of weights of a single channel."""
+    """Returns a copy in contiguous layout. ``contiguous()`` would keep the strides of weights with a single channel."""
     return weight.clone(memory_format=torch.contiguous_format)
 
 
 def _kernels_of_two_rows(weight: Tensor) -> Tensor:
-    """Returns kernels ``[2 * out, in, k + 1, k]`` with which a convolution of stride 2 computes two rows at once, the
-    lower one in further channels."""
+    """Returns kernels ``[2 * out, in, k + 1, k]`` with which a convolution of stride 2 computes two rows at once; the
+    lower row is in the second half of the channels."""
     return torch.cat((F.pad(weight, (0, 0, 0, 1)), F.pad(weight, (0, 0, 1, 0))))
 
 

@@ -1,4 +1,4 @@
-"""Decides what ``train.precision`` may be, and says where another one is faster."""
+"""Checks ``train.precision``, and tells the user if another precision would be faster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from fedray.errors import UserError, first_line
 from fedray.gradients.loop import LoopNetwork
 
 EXPLAINED = "fedray/engine/README.md#precision-on-gpus"
-"""Where the user reads what each precision gains."""
+"""Where users can read what each precision gains."""
 
 LEAST_FLOPS = 4e7
-"""The fewest forward FLOPs of a mini-batch with which a lower precision is suggested. LeNet-5 with mini-batches of 64,
-which takes 53 million, gains a third by TF32. Smaller models spend their time starting kernels."""
+"""The smallest number of forward FLOPs of a mini-batch for which a lower precision is suggested. LeNet-5 with
+mini-batches of 64 takes 53 million, and TF32 makes it a third faster. Smaller models spend their time launching
+kernels."""
 
 
 def check_precision(precision: str, device: str, module: nn.Module, name: str, task: Task, x: Any, y: Tensor) -> None:
@@ -47,8 +48,8 @@ def check_precision(precision: str, device: str, module: nn.Module, name: str, t
 def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y: Tensor) -> str | None:
     """Returns the reason why processors like this one can't train ``module`` in ``precision``, or None if they can.
 
-    ``x [b, ...]`` and ``y [b, ...]`` are samples of the data. Not every kernel of PyTorch exists for every type on
-    every processor: that of LSTMs is missing in fp16, for example.
+    ``x [b, ...]`` and ``y [b, ...]`` are samples of the data. PyTorch lacks some kernels for some types and processors:
+    LSTMs in fp16, for example.
     """
     network = LoopNetwork(copied(module), task, precision=precision)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
@@ -61,8 +62,9 @@ def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y:
 
 
 def faster_precision(train: TrainConfig, device: str, flops: float) -> str | None:
-    """Returns a line that says which precisions are faster on a GPU; None if the user has chosen one, if it would not
-    matter, or if the GPU of this machine has no other. ``flops`` are those of a mini-batch's forward pass."""
+    """Returns a note that says which precisions are faster on a GPU. Returns None if the user has chosen one, if it
+    would make no difference, or if the GPU of this machine offers no other. ``flops`` are the FLOPs of a mini-batch's
+    forward pass."""
     if device != "cuda" or "precision" in train.model_fields_set or flops < LEAST_FLOPS:
         return None
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < TENSOR_CORES:

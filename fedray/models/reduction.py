@@ -1,7 +1,7 @@
 """Turns torch's loss modules, which return a mean, into losses of each sample.
 
-``reduction="mean"`` is not always the mean over samples: with class weights, or a class that is ignored, the samples
-count as much as their class does.
+``reduction="mean"`` is not always the mean over samples: with class weights or an ignored class, each sample has the
+weight of its class.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedray.errors import UserError
 from fedray.models.soundness import require_made
 
 WEIGHED = (nn.CrossEntropyLoss, nn.NLLLoss)
-"""The losses in whose mean a sample counts as much as its class."""
+"""The losses in whose mean each sample has the weight of its class."""
 
 NOTHING_IGNORED = -100
-"""torch's default for the class that is ignored, and that of ``task.ignore_index``."""
+"""torch's default for the ignored class, which is also the default of ``task.ignore_index``."""
 
 INSTEAD = {
     "sum": "use reduction='mean', and a train.lr that is as many times larger as a mini-batch has samples",
@@ -30,16 +30,16 @@ INSTEAD = {
         "nn.functional.kl_div(outputs, targets, reduction='none').sum(1)"
     ),
 }
-"""What is to be done about a loss with another reduction."""
+"""The advice for a loss with another reduction."""
 
 CLOSE = 1e-4
-"""The largest difference of two means, relative to their size, that counts as rounding."""
+"""The largest difference between two means, relative to their size, that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """The function that returns how much each target counts in a mean: the ``weights [classes]`` of its class, or 1 if
-    there are none, and 0 if it is ``ignored``."""
+    """A function that returns the weight of each target in a mean: the entry of ``weights [classes]`` for its class, or
+    1 if there are no weights, and 0 if the target is ``ignored``."""
 
     weights: Tensor | None
     ignored: int
@@ -52,11 +52,11 @@ class ClassWeights:
 
 
 def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Counting | None]:
-    """Returns ``loss`` as a function that returns each sample's loss, and how much targets count in the mean of it;
-    None if all count the same.
+    """Returns ``loss`` as a function that returns each sample's loss, and a function that returns the weight of each
+    target in the mean; None if all targets count the same.
 
-    ``what`` names the loss in messages, and ``targets`` are some of those that it gets. Raises :class:`UserError` for a
-    loss that adds up samples, or that was not made in full.
+    ``what`` names the loss in messages, and ``targets`` are some of its targets. Raises :class:`UserError` for a loss
+    that sums over samples, or whose ``__init__`` did not call that of nn.Module.
     """
     if isinstance(loss, nn.Module):
         require_made(loss, what)
@@ -67,10 +67,10 @@ def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Coun
             f"{what} has reduction={loss.reduction!r}; fedray takes the mean over the samples of a mini-batch: "
             + INSTEAD.get(str(loss.reduction), "use reduction='mean'")
         )
-    # with the same tensors, so that it shows if they are the model's
+    # a shallow copy keeps the same tensors, so that tensors of the model are recognised
     each = copy.copy(loss)
     each.reduction = "none"  # type: ignore[assignment]
-    # probabilities of classes as targets are not weighed
+    # targets that are probabilities of classes have no weights
     if not isinstance(loss, WEIGHED) or targets.is_floating_point():
         return each, None
     if loss.weight is None and loss.ignore_index == NOTHING_IGNORED:
@@ -81,8 +81,8 @@ def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Coun
 def require_same_mean(
     what: str, loss: Any, outputs: Any, targets: Tensor, each: Tensor, weights: Tensor | None
 ) -> None:
-    """Raises :class:`UserError` if ``loss(outputs, targets)``, as the user handed it over, is not the mean of the
-    losses ``each [b]`` with these ``weights [b]``."""
+    """Raises :class:`UserError` if ``loss(outputs, targets)`` of the user's original ``loss`` is not the mean of the
+    losses ``each [b]`` with the weights ``weights [b]``."""
     if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "none") == "none":
         return
     original, found = float(loss(outputs, targets)), float(mean_loss(each, weights))
@@ -94,8 +94,8 @@ def require_same_mean(
 
 
 def notes_on_parameters(loss: Any, found: bool) -> list[str]:
-    """Returns a line for the user about the parameters of a loss, if it is a module that has any, or if a trial
-    ``found`` that it uses some."""
+    """Returns a note for the user if the loss is a module with parameters, or if a trial ``found`` that it uses
+    some."""
     trained = [name for name, p in loss.named_parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
     if not trained and not found:
         return []

@@ -16,8 +16,8 @@ from fedray.models.pooling import conv_relu_pool
 
 
 def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Returns channels, height and width; raises ``ValueError`` unless inputs are images of at least ``least x least``
-    pixels."""
+    """Returns channels, height and width. Raises ``ValueError`` if the inputs are not images of at least ``least x
+    least`` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(
             f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
@@ -73,8 +73,8 @@ class LeNet5(nn.Module):
     input by two pixels on each side. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
     Recognition, 1998, with ReLU and max-pooling in place of its activations and subsampling.
 
-    Inputs that are no images, such as the 561 features of UCI-HAR, are laid out row by row in the smallest square that
-    holds them, the rest of which is 0. pFedMo, which trains LeNet-5 on them, does not say how it does it.
+    Inputs that are not images, such as the 561 features of UCI-HAR, are laid out row by row in the smallest square that
+    holds them. The rest of the square is 0. The paper of pFedMo trains LeNet-5 on them, but does not say how.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -128,9 +128,9 @@ class FedTripCNN(nn.Module):
 
 
 def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """Returns ``conv(x)``, computed as a linear layer where images are as large as the kernels.
+    """Returns ``conv(x)``, computed as a linear layer if the images are as large as the kernels.
 
-    In training the linear layer takes 0.4 of the time. Without gradients ``conv`` itself is called.
+    In training the linear layer takes 0.4 of the time. Without gradients, ``conv`` itself is called.
     """
     if x.shape[2:] != conv.kernel_size or not torch.is_grad_enabled():
         x = conv(x)

@@ -1,4 +1,4 @@
-"""Refuses modules that can't be used at all, before an error of torch's says so in other words."""
+"""Refuses modules that can't be used at all, before torch raises a less helpful error."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fedray.errors import UserError
 
 
 def require_made(module: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
-    """Returns ``module``, called ``what`` in messages, and the layers in it, with their names. What is within those of
-    TorchScript is left out.
+    """Returns ``module``, called ``what`` in messages, and the layers in it, with their names. Layers inside
+    TorchScript modules are left out.
 
-    Raises :class:`UserError` if one of them was made without the ``__init__`` of nn.Module, so that torch can do
-    nothing with it.
+    Raises :class:`UserError` if the ``__init__`` of one of them did not call that of nn.Module, so that torch can't use
+    it.
     """
     # torch's named_modules() fails on such a layer
     left, found = [("", module)], dict[nn.Module, str]()
@@ -32,8 +32,8 @@ def require_made(module: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
 
 
 def require_trainable_kind(module: nn.Module, what: str) -> None:
-    """Raises :class:`UserError` if ``module`` can't be a model: if it was not made in full, or if it, or a layer in it,
-    is of TorchScript."""
+    """Raises :class:`UserError` if ``module`` can't be a model: because a layer was not fully initialised, or because
+    the module or a layer in it is a TorchScript module."""
     for name, layer in require_made(module, what):
         if isinstance(layer, torch.jit.ScriptModule):
             which = f"its layer {name} is" if name else "it is"

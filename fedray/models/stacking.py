@@ -22,29 +22,30 @@ from fedray.gradients.stack import StackNetwork
 from fedray.models.behaviour import behaviour_of
 
 CLIENTS = 4
-"""The clients of the trial. One has a whole batch, the others have smaller ones that are padded.
+"""The number of clients in the trial. One has a full batch; the others have smaller ones that are padded.
 
-Their sizes are no multiples of usual numbers, because some models (ghost batch normalisation) mix only the samples
+Their sizes are no multiples of common numbers, because some models (ghost batch normalisation) mix only the samples
 within groups of, say, 16.
 """
 
 LARGEST = 256
-"""The number of samples in the largest batch that is tried."""
+"""The largest batch that is tried, in samples."""
 
 TOLERANCE = 0.05
-"""The largest difference of two gradients, relative to their length, that counts as rounding.
+"""The largest difference between two gradients, relative to their length, that counts as rounding.
 
-The trial is in float64, where rounding is 1e-12. In modules that convert to float32 themselves it may take a ReLU's
-input to the other side of zero, which changes gradients by 1e-3. Padding changes them by 1e-1 where the number of
-samples enters; where the samples themselves do, no tolerance is needed (:attr:`_Trial.mixes`).
+The trial is in float64, where rounding errors are about 1e-12. In modules that convert to float32 themselves, rounding
+may move a ReLU's input across zero, which changes gradients by 1e-3. If a model depends on the number of samples,
+padding changes its gradients by 1e-1; if it depends on the other samples themselves, no tolerance is needed
+(:attr:`_Trial.mixes`).
 """
 
 
 def samples_of_trial(batch_size: int) -> int:
-    """Returns the number of samples that :func:`stacking_obstacle` needs to try batches of ``batch_size``.
+    """Returns the number of samples that :func:`stacking_obstacle` needs for a trial with batches of ``batch_size``.
 
-    Larger batches than :data:`LARGEST` are not tried. Smaller ones would not be enough, because some models mix samples
-    in large batches only.
+    Batches larger than :data:`LARGEST` are not tried. Smaller batches would not be enough, because some models mix
+    samples only in large batches.
     """
     return CLIENTS * min(batch_size, LARGEST)
 
@@ -52,13 +53,13 @@ def samples_of_trial(batch_size: int) -> int:
 def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: str = "cpu") -> str | None:
     """Returns the reason why clients of ``module`` can't be trained in one batched stack, or None if they can.
 
-    A stack pads the batches of smaller clients with samples whose losses are left out. That is right as long as no
-    sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with those
-    of its clients one by one, and with those of a stack that is padded with other samples. The layers are those of
-    stacks on ``device``, also on a machine without one.
+    A stack pads the batches of smaller clients with samples whose losses are left out. That is correct as long as no
+    sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with the
+    gradients of its clients one by one, and with those of a stack that has other samples as padding. The layers are
+    those that stacks use on ``device``, even if this machine has no such device.
 
     ``x [n, ...]`` and ``y [n, ...]`` are samples of the data, because not every model takes random numbers as inputs; n
-    is :func:`samples_of_trial`. It takes a second, because it imports torch's compiler.
+    is :func:`samples_of_trial`. The trial takes a second, because it imports torch's compiler.
     """
     if hooked := hooked_parameter(module):
         return hooked
@@ -89,8 +90,8 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: 
 
 
 class _Trial(NamedTuple):
-    """The gradients ``[C, width]`` of some clients: of a stack, of one that is padded with other samples, and one by
-    one."""
+    """The gradients ``[C, width]`` of some clients: in a stack, in a stack that is padded with other samples, and one
+    by one."""
 
     together: Tensor
     otherwise: Tensor
@@ -98,14 +99,14 @@ class _Trial(NamedTuple):
 
     @property
     def off(self) -> float:
-        """The largest difference between a client's gradient in a stack and alone, relative to its length."""
+        """The largest difference between a client's gradients in a stack and alone, relative to their length."""
         differences = [(each - self.alone).norm(dim=1) for each in (self.together, self.otherwise)]
         return float((torch.maximum(*differences) / self.alone.norm(dim=1).clamp(min=1e-12)).max())
 
     @property
     def mixes(self) -> bool:
-        """Whether samples depend on others. If they do not, other samples as padding change no bit, however gradients
-        are rounded: the operations are the same, and what they add of the padding is 0."""
+        """Whether samples depend on others. If they do not, padding with other samples changes no bit, however
+        gradients are rounded: the operations are the same, and all that they add for the padding is 0."""
         return not torch.equal(self.together, self.otherwise)
 
 
@@ -128,7 +129,7 @@ def _trial(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype, devi
 
 
 def _padded_otherwise(batch: Batch) -> Batch:
-    """Returns ``batch`` with other samples of the trial in place of those that pad it."""
+    """Returns ``batch`` with other samples of the trial as padding."""
     assert batch.counts is not None
     real = torch.arange(batch.y.shape[1]) < torch.tensor(batch.counts)[:, None]
 
@@ -140,14 +141,14 @@ def _padded_otherwise(batch: Batch) -> Batch:
 
 
 def hooked_parameter(module: nn.Module) -> str | None:
-    """Says which parameter has a hook, such as a mask for its gradient, if any has. A hook is not called where
-    parameters are replaced by pieces of one vector."""
+    """Returns a clause that names a parameter with a hook, such as a mask for its gradient, or None if there is none.
+    Hooks are not called where pieces of one vector replace the parameters."""
     hooked = (name for name, parameter in module.named_parameters() if parameter._backward_hooks)
     return next((f"its parameter {name} has a hook" for name in hooked), None)
 
 
 def _models_near_the_initial_one(network: Network, clients: int) -> Model:
-    """Returns models of several clients that differ from each other. None of their weights is zero, because a layer of
+    """Returns models of several clients that differ from each other and have no weights of zero, because a layer of
     zeros would hide mistakes in the layers before it."""
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
     scale, shift = torch.from_numpy(noise).to(network.dtype)

@@ -1,7 +1,7 @@
 """Larger networks for images: AlexNet, FireNet, and torchvision's VGG-16, ResNets, MobileNetV2 and ViT-B/16.
 
-``torchvision:NAME`` is any other classifier of torchvision. The initial weights of all are drawn; ``model.weights``
-loads trained ones. torchvision is imported when one of them is made, because that takes a second.
+``torchvision:NAME`` is any other classifier of torchvision. All models have random initial weights; ``model.weights``
+loads trained ones. torchvision is imported only when such a model is made, because the import takes a second.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fedray.errors import UserError, near_miss
 from fedray.models.small import image_shape
 
 PREFIX = "torchvision:"
-"""What the name of a torchvision model begins with."""
+"""The beginning of the names of torchvision models."""
 
 TWO_OUTPUTS = ("googlenet", "inception_v3")
-"""The classifiers that have further outputs in training unless ``aux_logits`` is false."""
+"""The classifiers that return further outputs in training unless ``aux_logits`` is false."""
 
 
 class AlexNet(nn.Module):
@@ -126,9 +126,10 @@ def vit_b_16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def torchvision_model(name: str) -> Callable[..., nn.Module]:
-    """Returns a function that makes the torchvision classifier ``name``, which stands behind ``torchvision:``.
+    """Returns a function that makes the torchvision classifier ``name``, the part after ``torchvision:``.
 
-    Its options are those of the classifier's class in torchvision. Raises :class:`UserError` if there is none.
+    Its options are the arguments of the classifier's class in torchvision. Raises :class:`UserError` if there is no
+    such classifier.
     """
     from torchvision import models
 
@@ -145,7 +146,8 @@ def _classifier(name: str, input_shape: tuple[int, ...], classes: int, **options
 
 
 def _made(name: str, input_shape: tuple[int, ...], classes: int, least: int = 1, **options: Any) -> nn.Module:
-    """Makes a torchvision classifier for images of ``least`` pixels or more, with weights that are drawn."""
+    """Makes a torchvision classifier for images of at least ``least`` x ``least`` pixels, with random initial
+    weights."""
     from torchvision.models import get_model_builder
 
     channels, height, width = image_shape(input_shape, least)
@@ -163,7 +165,7 @@ def _made(name: str, input_shape: tuple[int, ...], classes: int, least: int = 1,
 
 
 def _take_channels(module: nn.Module, channels: int) -> None:
-    """Makes the first convolution, which takes colour images, one for images of ``channels`` channels."""
+    """Gives the first convolution, which is for colour images, ``channels`` input channels and new weights."""
     first = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     first.in_channels = channels
     first.weight = nn.Parameter(first.weight.new_empty(first.out_channels, channels, *first.kernel_size))

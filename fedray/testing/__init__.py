@@ -1,4 +1,4 @@
-"""Tests that everything of a kind must pass: algorithms, pools, callbacks, sources and upload steps, fedray's and
+"""Contract tests, which every algorithm, pool, callback, data source and upload step must pass, both fedray's and
 yours."""
 
 from fedray.testing.contracts import AlgorithmContract

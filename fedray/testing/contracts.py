@@ -61,11 +61,12 @@ SETTINGS: dict[str, Any] = {
 }
 """The configuration of the tests' runs.
 
-Clients have unequal sizes, so that last batches are smaller, and only a part of them takes part in each round.
+Clients have different numbers of samples, so that last batches are smaller, and only some of them take part in each
+round.
 """
 
 OPTIMIZER: dict[str, Any] = {"train.momentum": 0.5, "train.weight_decay": 0.01, "train.grad_clip": 1.0}
-"""The clients' optimizer in the contract tests, unless ``settings`` name another one."""
+"""The clients' optimizer in the contract tests. ``settings`` may override it."""
 
 
 def small_source() -> Source:
@@ -90,17 +91,19 @@ class AlgorithmContract:
     algorithm: ClassVar[str]
     """The value of ``algorithm.name``: a name, or file.py:Class or module:Class."""
     hyper: ClassVar[Mapping[str, Any]] = {}
-    """Hyper-parameters with which the algorithm uses all of its rules; its defaults for those that are not named."""
+    """Hyper-parameters with which the algorithm uses all of its rules. Others have their defaults."""
     zero: ClassVar[Mapping[str, Any] | None] = None
-    """Hyper-parameters with which the algorithm computes what FedAvg computes; None if there are none."""
+    """Hyper-parameters with which the algorithm computes the same as FedAvg, or None if there are none."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Further keys of the tests' runs, for example train.local_steps for an algorithm that needs equal steps."""
+    """Further keys for the tests' runs, for example train.local_steps for an algorithm that needs equal numbers of
+    steps."""
     actors: ClassVar[Sequence[int]] = ()
-    """The numbers of Ray's client actors with which the result must be that of the local engine, to the bit. The same
-    is always tested of workers in this process to which everything goes as to Ray's actors; Ray takes seconds more."""
+    """The numbers of client actors with which Ray must give the same bits as the local engine. The tests always compare
+    workers in this process to which everything is pickled, as on Ray; each run on Ray itself takes some seconds
+    more."""
 
     def config(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        """Returns the configuration of a test's run, whose folder is made in ``folder``.
+        """Returns the configuration of a test's run, whose folder is created in ``folder``.
 
         The names in ``changes`` are keys with ``__`` in place of dots.
         """
@@ -121,7 +124,7 @@ class AlgorithmContract:
         return simulate(self.config(folder, **changes), data=small_source())
 
     def base_run(self) -> RunResult:
-        """Returns the finished run of :meth:`config` without changes, which the tests of a class share."""
+        """Returns the finished run of :meth:`config` without changes. The tests of a class share it."""
         key = type(self), self.algorithm
         if key not in _base_runs:
             folder = tempfile.TemporaryDirectory(prefix="fedray-contract-")
@@ -151,7 +154,7 @@ class AlgorithmContract:
             assert {client: hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
-        """Checks that a run that is stopped and resumed ends as one that was never stopped."""
+        """Checks that a run that is stopped and resumed ends like one that was never stopped."""
         config = self.config(tmp_path, run__checkpoint_every=2)
         for stop in (1, 4):
             simulate(config, data=small_source(), callbacks=[lambda report, stop=stop: report.round == stop])  # type: ignore[misc]
@@ -160,7 +163,7 @@ class AlgorithmContract:
         assert_same(self.base_run(), parts)
 
     def test_actor_counts(self, tmp_path: Path) -> None:
-        """Checks that workers that share nothing with the server compute the same bits, however many they are."""
+        """Checks that workers that share nothing with the server compute the same bits, whatever their number."""
         for workers in (1, 3):
             experiment, data = self._resolve(tmp_path / f"workers{workers}")
             with _open_run(experiment, data, lambda worker, workers=workers: PicklingPool(worker, workers)) as run:  # type: ignore[misc]
@@ -178,7 +181,7 @@ class AlgorithmContract:
             assert_same(self.base_run(), self.simulate(tmp_path / str(size), engine__chunk=size))
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
-        """Checks that clients in one batched stack compute what they compute one after another, but for rounding."""
+        """Checks that clients in one batched stack compute the same as one after another, except for rounding."""
         experiment, data = self._resolve(tmp_path / "facts")
         size = experiment.training.batch_size or int(data.sizes().max())
         examples = data.examples(samples_of_trial(size))
@@ -191,22 +194,22 @@ class AlgorithmContract:
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
-        """Checks that a task changes no input, and has the same bits if another worker repeats it.
+        """Checks that a task changes no input, and gives the same bits if another worker repeats it.
 
-        The other worker has not run the task's earlier phases. A step that is declared ``in_place`` has the same bits
-        if it makes a new model.
+        The other worker has not run the task's earlier phases. A step that is marked ``in_place`` must give the same
+        bits if it makes a new model.
         """
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data, DoublingPool) as run:
             assert len(list(run.rounds())) == 6
-        # the tasks of a usual pool are fewer, and their results come in another order
+        # an ordinary pool has fewer tasks, whose results come in another order
         assert_same(self.base_run(), _result(experiment))
 
     def test_phase_outputs(self, tmp_path: Path) -> None:
         """Checks that a phase returns the same keys and shapes in every round for every client.
 
-        Clients may be new or known, large or small. Within a round the engine refuses anything else; the bytes that are
-        counted for a client assume it of all rounds.
+        This must hold for new and known clients with few or many samples. The engine checks it only within a round, but
+        the counted bytes of a client assume it for all rounds.
         """
         forms: dict[int, list[Any]] = {}
 
@@ -227,9 +230,10 @@ class AlgorithmContract:
             assert all(each == found[0] for each in found), "a phase does not return the same for all clients"
 
     def test_steps_of_the_optimizer(self, tmp_path: Path) -> None:
-        """Checks that the momentum of each model lasts over a client's local steps, and is that model's alone.
+        """Checks that each model has a separate momentum, which lasts over a client's local steps.
 
-        The steps that ``client.optimizer`` makes of a model are those of torch.optim.SGD with the same gradients.
+        The steps that ``client.optimizer`` makes of a model must equal those of torch.optim.SGD with the same
+        gradients.
         """
         if "train.momentum" not in self.config(tmp_path):
             import pytest
@@ -239,7 +243,7 @@ class AlgorithmContract:
             self.simulate(tmp_path, run__rounds=2, engine__vectorize=False, train__decay_norms_and_biases=True)
 
     def test_bytes(self, tmp_path: Path) -> None:
-        """Checks that the bytes in metrics.csv are the multiples of the model's size that the algorithm declares."""
+        """Checks that the bytes in metrics.csv are those multiples of the model's size that the algorithm declares."""
         run = self.base_run()
         experiment, _ = self._resolve(tmp_path)
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
@@ -266,7 +270,7 @@ class AlgorithmContract:
 
 
 def assert_same(a: RunResult, b: RunResult) -> None:
-    """Asserts that two runs are equal to the bit: the final model, and every recorded column that is not a time."""
+    """Asserts that two runs are equal to the bit: the final model, and every recorded column except times."""
     assert a.summary["model_sha256"] == b.summary["model_sha256"]
     pd.testing.assert_frame_equal(
         a.metrics.drop(columns=list(TIMES)), b.metrics.drop(columns=list(TIMES)), check_exact=True
@@ -278,10 +282,11 @@ def assert_same(a: RunResult, b: RunResult) -> None:
 
 
 def _checked_direction(direction: Callable[..., tuple[Tensor, Carry]]) -> Callable[..., tuple[Tensor, Carry]]:
-    """Returns the method ``direction`` of :class:`LocalOptimizer`, which compares what it returns with torch.optim.SGD.
+    """Returns the method ``direction`` of :class:`LocalOptimizer` with an additional check: its result is compared with
+    torch.optim.SGD.
 
-    A client has an optimizer of its own. What the optimizer remembers when it makes its first step, the algorithm has
-    given it.
+    Each client optimizer has its own torch optimizers. What it remembers before its first step comes from the
+    algorithm, and torch's optimizers start with the same.
     """
     torchs: dict[LocalOptimizer, dict[str, tuple[nn.Parameter, torch.optim.SGD]]] = {}
 
@@ -326,7 +331,7 @@ def _open_run(
 
 
 def _result(experiment: Experiment) -> RunResult:
-    """Returns the run that an opened run has left in its folder."""
+    """Returns the result in the folder of an opened run."""
     run = experiment.config.run
     return RunResult(Path(run.output) / str(run.name), experiment.module)
 

@@ -1,4 +1,4 @@
-"""Contract tests of a callback and an upload step. Subclass one in a pytest module, and name yours.
+"""Contract tests of callbacks and upload steps. Subclass one of them in a pytest module, and name your class there.
 
 from fedray.testing import UploadContract
 
@@ -43,7 +43,7 @@ class CallbackContract:
         assert_same(_run(tmp_path / "with", run__callbacks=[self.callback]), _run(tmp_path / "without"))
 
     def test_a_run_with_it_can_be_resumed(self, tmp_path: Path) -> None:
-        """Checks a run that is stopped and goes on with a new callback."""
+        """Checks that a run can be stopped and resumed with a new callback."""
         keys = {"run__callbacks": [self.callback], "run__checkpoint_every": 2}
         _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
         assert_same(_run(tmp_path / "parts", **keys), _run(tmp_path / "whole"))
@@ -56,14 +56,14 @@ class UploadContract:
     """The entry of ``train.upload``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
 
     def sent(self, rows: Tensor, clients: list[int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Returns what a new step makes of ``rows``, and what it keeps."""
+        """Returns the rows that a new step sends for ``rows``, and what it keeps."""
         step = make(self.step, "train.upload")
         upload = UploadRows("y", "train", 3, clients, 0, 0, kept)
         found: Tensor = step(rows.clone(), upload)
         return found, upload.kept
 
     def test_it_treats_each_row_by_itself(self) -> None:
-        """Checks that clients side by side send what each sends alone, to the bit, and the same again."""
+        """Checks that clients send the same bits side by side, alone, and when repeated."""
         step, clients = make(self.step, "train.upload"), [4, 7, 9]
         numbers = np.random.Generator(np.random.Philox(key=1)).normal(size=(2, 3, 50)).astype(np.float32)
         rows, before = torch.from_numpy(numbers)
@@ -82,14 +82,15 @@ class UploadContract:
                 assert torch.equal(kept_alone, kept_together[part]), "a client alone keeps something else"
 
     def test_it_is_part_of_the_result(self, tmp_path: Path) -> None:
-        """Checks that a run with the step is another run than one without."""
+        """Checks that runs with and without the step are different runs."""
         with_step, without = (
             resolve(load(self._keys(tmp_path, steps)), CustomObjects(small_source()))[0] for steps in (1, 0)
         )
         assert set(with_step.inputs) - set(without.inputs) == {"step 1 of train.upload"}
 
     def test_a_run_has_the_same_bits_in_chunks_and_in_parts(self, tmp_path: Path) -> None:
-        """Checks a run whose clients are sent one by one, and one that is stopped and resumed."""
+        """Checks that the bits stay the same if clients are computed one by one, and if a run is stopped and
+        resumed."""
         keys = {"train__upload": [self.step], "run__checkpoint_every": 2}
         whole = _run(tmp_path / "whole", **keys)
         assert_same(whole, _run(tmp_path / "chunks", engine__chunk=1, **keys))

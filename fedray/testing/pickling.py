@@ -1,11 +1,11 @@
-"""Pools of workers for tests: one that does every task twice, and one that sends everything the way that Ray does."""
+"""Pools of workers for tests: one that does every task twice, and one that pickles everything as Ray does."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -27,7 +27,7 @@ from fedray.engine.worker import Worker
 class DoublingPool(LocalPool):
     """A pool that runs every task twice, on two workers that share nothing, and compares their results and inputs.
 
-    It makes many tasks, and returns the results of the last ones first.
+    It divides the work into many tasks, and returns the results of the last ones first.
     """
 
     slots, task_fraction = 3, 0.3
@@ -56,7 +56,7 @@ class DoublingPool(LocalPool):
         return Worker(clients).run(task)
 
     def _found(self, result: Any) -> dict[str, Any]:
-        """Returns what must be the same if a phase is run again."""
+        """Returns what must be the same in ``result`` if a phase is run again."""
         if not isinstance(result, PhaseResult):
             return {}
         return {
@@ -73,11 +73,11 @@ class DoublingPool(LocalPool):
 
 
 class PicklingPool(LocalPool):
-    """Workers in this process that share nothing with the server or with each other, as Ray's client actors do.
+    """Workers in this process that share nothing with the server or with each other, like Ray's client actors.
 
-    The experiment, the data, tasks and results are pickled on their way, and arrays arrive read-only. Tasks are done in
-    turns, and their results come in another order. What is the same with this pool and on the local engine is the same
-    on Ray, except for what Ray itself does: it starts processes, and loses them.
+    The experiment, the data, tasks and results are pickled on their way, and arrays arrive read-only. The workers take
+    turns, and the results come in another order. A run with the same result on this pool and on the local engine also
+    has it on Ray, unless starting or losing processes makes a difference.
     """
 
     def __init__(self, worker: Worker, workers: int = 2) -> None:
@@ -112,7 +112,7 @@ class PicklingPool(LocalPool):
         yield from _emptied(done)
 
     def settle(self) -> None:
-        # a worker returns a result when the files are there
+        # a worker returns its result only after its files are written
         pass
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def pickling_workers(workers: int) -> AbstractContextManager[Any]:
     """Returns a context in which the local engine's clients are simulated by a :class:`PicklingPool`.
 
     Args:
-        workers: How many workers the pool has, which stand for as many client actors of Ray.
+        workers: The number of workers in the pool, each of which stands for a client actor of Ray.
 
     Example:
         with pickling_workers(2):
@@ -139,17 +139,18 @@ def pickling_workers(workers: int) -> AbstractContextManager[Any]:
 
 
 def travelled(value: Any) -> Any:
-    """Returns what a client actor of Ray would receive of ``value``: a copy, whose arrays are read-only."""
-    # here, as what else this module offers needs no Ray
+    """Returns what a client actor of Ray would receive for ``value``: a copy with read-only arrays."""
+    # here, because whatever else this module offers needs no Ray
     from ray import cloudpickle
 
     buffers: list[pickle.PickleBuffer] = []
-    data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    dumps: Callable[..., bytes] = cloudpickle.dumps
+    data = dumps(value, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
 
 
 def hashes(tensors: Mapping[Any, Any]) -> dict[Any, str]:
-    """Returns the SHA-256 of the bits of each array or tensor."""
+    """Returns the SHA-256 of each array's or tensor's bytes, by its name."""
     arrays = {
         name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
     }

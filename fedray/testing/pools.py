@@ -1,4 +1,4 @@
-"""Contract tests of a pool of workers, which every execution back end must pass, those of fedray and yours.
+"""Contract tests that every pool of workers, and so every execution back end, must pass, both fedray's and yours.
 
 from fedray.testing import PoolContract
 
@@ -40,7 +40,7 @@ Do = Callable[..., Iterator[tuple[PhaseTask, Any]]]
 
 
 class Failing(FedAvg):
-    """Its clients fail in their first step."""
+    """FedAvg with clients that fail in their first step."""
 
     def step(self, client: Any, carry: Any, batch: Any) -> Any:
         raise ValueError("my own mistake")
@@ -49,20 +49,20 @@ class Failing(FedAvg):
 class PoolContract:
     """Tests of what must hold for every pool. Set ``pool`` in a subclass.
 
-    The runs are of an algorithm with two phases whose clients keep states, in tasks of one client each.
+    The runs use an algorithm with two phases whose clients keep states, and tasks of one client each.
     """
 
     pool: ClassVar[str]
-    """The value of ``engine.kind``: local, or file.py:Class or module:Class of your own."""
+    """The value of ``engine.kind``: local, or a user-defined pool as file.py:Class or module:Class."""
 
     def make_pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
-        """Returns the pool for the server's ``worker``, and what describes the process that computes."""
+        """Returns the pool for the server's ``worker``, and a description of each process that computes."""
         return make_pool(self.pool, worker), [worker.describe()]
 
     @contextlib.contextmanager
     def open(self, folder: Path, reference: bool = False, **changes: Any) -> Iterator[Run]:
-        """A context with a run whose clients this pool simulates, or the local pool as ``reference``. The names in
-        ``changes`` are keys with ``__`` in place of dots."""
+        """A context with a run whose clients are simulated by this pool, or by the local pool if ``reference``. The
+        names in ``changes`` are keys with ``__`` in place of dots."""
         settings = {**SETTINGS, "algorithm.name": "fedsiam_da", "model.proj_dim": 8, "engine.cpus_per_actor": 0.5}
         settings |= {"run.output": str(folder / ("reference" if reference else "pool"))}
         settings |= {key.replace("__", "."): value for key, value in changes.items()}
@@ -79,7 +79,8 @@ class PoolContract:
             yield run
 
     def test_each_task_is_done_once_with_the_same_result_as_anywhere(self, tmp_path: Path) -> None:
-        """Checks the results of a round's two phases, to the bit, and that no task is changed."""
+        """Checks that a round's two phases have the same results as on the local pool, to the bit, and that no task is
+        changed."""
         with self.open(tmp_path, reference=True) as run:
             expected = results_of_round(run)
         with self.open(tmp_path) as run:
@@ -87,7 +88,7 @@ class PoolContract:
         assert len(expected) == 2 * len({start for _, start in expected})
 
     def test_a_whole_run_has_the_same_bits(self, tmp_path: Path) -> None:
-        """Checks the model and all tables of a run of four rounds."""
+        """Checks that a run of four rounds has the same model and tables as on the local pool."""
         settings = {**SETTINGS, "algorithm.name": "scaffold", "run.rounds": 4, "engine.cpus_per_actor": 0.1}
         runs = [
             simulate(settings | {"engine.kind": kind, "run.output": str(tmp_path / str(number))}, data=small_source())
@@ -96,7 +97,7 @@ class PoolContract:
         assert_same(*runs)
 
     def test_no_tasks_are_no_results(self, tmp_path: Path) -> None:
-        """Checks that a pool without tasks does not wait for any."""
+        """Checks that a pool without tasks returns nothing, and does not wait."""
         with self.open(tmp_path) as run:
             assert list(run.pool.map([])) == []
 
@@ -114,7 +115,7 @@ class PoolContract:
                 np.testing.assert_array_equal(value, vectors[name])
 
     def test_the_states_of_clients_can_be_stored(self, tmp_path: Path) -> None:
-        """Checks that the states that results name are in their files, and can be copied from there."""
+        """Checks that the clients' states are in the files that results name, and can be copied from there."""
         with self.open(tmp_path) as run:
             _, tasks = next(phase_tasks(run))
             files = [file for _, result in run.pool.map(tasks) for file in result.states]
@@ -144,7 +145,7 @@ class PoolContract:
         assert losses[0] != losses[1]
 
     def test_a_clients_error_names_the_client_and_the_phase(self, tmp_path: Path) -> None:
-        """Checks that the exception of a client's code comes through as it was raised."""
+        """Checks that an exception in a client's code arrives as it was raised."""
         import pytest
 
         with self.open(tmp_path, algorithm__name=f"{__name__}:Failing") as run:
@@ -165,7 +166,7 @@ class PoolContract:
 
 
 def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
-    """Yields the phases of round 1 with their tasks, each cut into as many as there are clients."""
+    """Yields the phases of round 1, each with its tasks, of which there are as many as clients."""
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
     server.round, server.lr = 1, 0.1
@@ -179,7 +180,8 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
 
 
 def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], dict[str, Any]]:
-    """Returns the results of round 1 by phase and task, which ``do`` does, or the run's own pool."""
+    """Returns the results of round 1 by phase and task. The tasks are done by ``do``, or by the run's own pool if it is
+    None."""
     do = do or run.pool.map
     found: dict[tuple[str, int], dict[str, Any]] = {}
     algorithm, state = run.experiment.algorithm, run.state
@@ -204,7 +206,7 @@ def _check_returned(tasks: Sequence[PhaseTask], returned: Sequence[PhaseTask]) -
 
 
 def _bits(result: PhaseResult, run: Run) -> dict[str, Any]:
-    """Returns all that a result says, as plain values that can be compared."""
+    """Returns the content of a result as plain values that can be compared."""
     nodes = {
         (name, node): np.asarray(value).tobytes()
         for name, partial in result.sums.items()
