@@ -121,7 +121,9 @@ def test_an_error_does_not_wait_for_ray(tmp_path: Path) -> None:
     ) as child:
         out, err = child.communicate(timeout=200)
     assert child.returncode == 0, err
-    assert out.splitlines()[:3] == ["True", "starting Ray on this machine ...", "True False"]
+    # on a busy machine a line says how long it has been waiting
+    said = [line for line in out.splitlines() if not line.startswith("Ray has not started for")]
+    assert said[:3] == ["True", "starting Ray on this machine ...", "True False"]
     assert not err
     psutil.wait_procs(left_of(child.pid), timeout=30)
     assert not left_of(child.pid)
