@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -18,6 +17,7 @@ from fedray.core.structure import map_leaves
 from fedray.core.vectors import Vector
 from fedray.engine.clients import Clients
 from fedray.engine.pool import LocalPool
+from fedray.engine.ray.copies import travelled
 from fedray.engine.state.packing import Enclosed, Packed
 from fedray.engine.state.states import StateFolder
 from fedray.engine.tasks import AnyTask, Handle, PhaseResult, PhaseTask, Task
@@ -136,17 +136,6 @@ def pickling_workers(workers: int) -> AbstractContextManager[Any]:
         return PicklingPool(worker, workers)
 
     return mock.patch("fedray.engine.local_engine.LocalPool", make_pool)
-
-
-def travelled(value: Any) -> Any:
-    """Returns what a client actor of Ray would receive for ``value``: a copy with read-only arrays."""
-    # here, because whatever else this module offers needs no Ray
-    from ray import cloudpickle
-
-    buffers: list[pickle.PickleBuffer] = []
-    dumps: Callable[..., bytes] = cloudpickle.dumps
-    data = dumps(value, protocol=5, buffer_callback=buffers.append)
-    return pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
 
 
 def hashes(tensors: Mapping[Any, Any]) -> dict[Any, str]:

@@ -17,6 +17,7 @@ from fedray.engine.clients import Clients
 from fedray.engine.pool import Pool
 from fedray.engine.process import describe
 from fedray.engine.ray.client_actor import create_actor
+from fedray.engine.ray.copies import travelled
 from fedray.engine.ray.pool import RayPool
 from fedray.engine.ray.stored import store
 from fedray.engine.state.packing import Enclosed, Packed
@@ -24,7 +25,7 @@ from fedray.engine.tasks import PhaseTask
 from fedray.engine.worker import Worker
 from fedray.testing import PoolContract
 from fedray.testing.contracts import SETTINGS, small_source
-from fedray.testing.pickling import DoublingPool, travelled
+from fedray.testing.pickling import DoublingPool
 from fedray.testing.pools import results_of_round
 
 
