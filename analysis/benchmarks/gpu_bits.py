@@ -17,10 +17,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import COLOUR, GREY, Case, algorithm_cases, model_cases, outcome, rows, verdict
+from gpu_cases import COLOUR, GREY, WAYS, Case, algorithm_cases, model_cases, outcome, rows, verdict
 
 PARTS = ("models", "algorithms", "kill", "memory")
 PROGRAM = str(Path(__file__).parents[2] / "fedray" / "run.py")
@@ -45,12 +46,15 @@ EARLY = 20
 
 
 def compared(cases: Mapping[str, Case], pool: ProcessPoolExecutor, device: str) -> Iterator[str]:
-    """Runs all cases in all their ways, and yields the lines of the table."""
+    """Runs all cases in all their ways, and returns the lines of the table as they come."""
     futures: dict[tuple[str, str], Future[dict[str, Any]]] = {
         (name, way): pool.submit(outcome, case, way, device) for name, case in cases.items() for way in case.ways
     }
-    for name, case in cases.items():
-        yield from rows(name, case, {way: futures[name, way].result() for way in case.ways})
+    return (
+        line
+        for name, case in cases.items()
+        for line in rows(name, case, {way: futures[name, way].result() for way in case.ways})
+    )
 
 
 def started(folder: str, arguments: list[str], device: str) -> subprocess.Popen[bytes]:
@@ -150,13 +154,15 @@ def lines(args: argparse.Namespace) -> Iterator[str]:
         cases |= model_cases(args.models or list(MODELS))
     if "algorithms" in args.only:
         cases |= {name: case for name, case in algorithm_cases().items() if not args.cases or name in args.cases}
+    cases = {name: replace(case, ways=tuple(w for w in case.ways if w in args.ways)) for name, case in cases.items()}
     with ProcessPoolExecutor(args.jobs, context) as pool, ThreadPoolExecutor(2) as beside:
         kills = [beside.submit(killed, way, args.device) for way in KILL_WAYS if "kill" in args.only]
         growth = [pool.submit(grown, name, args.device, args.rounds) for name in MEMORY if "memory" in args.only]
-        yield from compared(cases, pool, args.device)
+        comparisons = compared(cases, pool, args.device)
         for future in [*kills, *growth]:
             error = future.exception()
             yield f"| {type(error).__name__}: {error} | - | NOT THE SAME | | |" if error else future.result()
+        yield from comparisons
     if kills:
         yield left_behind(args.device, before)
 
@@ -166,6 +172,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS), help="parts, between commas")
     parser.add_argument("--models", type=lambda text: text.split(","), help="models, between commas; all unless given")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--cases", nargs="+", choices=list(algorithm_cases()), help="of part algorithms")
     parser.add_argument("--rounds", type=int, default=200, help="of the runs whose memory is watched")
     parser.add_argument("--jobs", type=int, default=4, help="processes that make runs side by side")

@@ -267,14 +267,14 @@ def sweep(count: int, options: Options) -> Row:
     """Runs a sweep, and returns its seconds, those of its longest trial, and the first trial's result."""
     from fedray.tracking.folder import read_metrics
 
-    share = [f"engine.actors_per_gpu={count}"] if options.device == "cuda" else ["engine.device=cpu"]
+    device = [] if options.device == "cuda" else ["engine.device=cpu"]
     rounds, steps = (2, 2) if options.quick else (60, 20)
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, PROGRAM, "tune", "fedavg", f"tune.trials={count}", "tune.sampler=random",
             "data.source=sample", "data.clients=20", "train.cohort_size=20", "model.name=lenet5",
             f"train.local_steps={steps}", f"run.rounds={rounds}", f"run.eval_every={rounds}", f"tune.output={folder}",
-            "engine.address=local", *share,
+            "engine.address=local", *device,
         ]  # fmt: skip
         began = time.perf_counter()
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -296,7 +296,7 @@ PARTS: dict[str, tuple[Callable[[Options], Iterator[Row]], float]] = {
     "blazefl": (blazefl, 75),
     "algorithms": (algorithms, 60),
     "photographs": (photographs, 60),
-    "trials": (trials, 45),
+    "trials": (trials, 90),
 }
 """Each part, and the seconds that it may take. A part that has not ended 30 seconds later is ended."""
 

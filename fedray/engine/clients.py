@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -67,11 +68,12 @@ class Clients:
             self.network.compiled = Compiled(self.network.pure_gradient, self._shapes(), self._compiling)
         # the module's own parameters were replaced by views into one row
         return_free_memory()
+        self._lines: list[str] = []
         self.train = self._samples(data.x, data.y)
         self.test = self._samples(data.x_test, data.y_test)
         self.lanes = self._fitting_lanes()
         if experiment.replay:
-            self.network.replay(self.lanes)
+            self.network.replay(self.lanes, self._lines.append)
         self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
 
     @property
@@ -130,15 +132,27 @@ class Clients:
         if wanted == 1 or self.device.type != "cuda":
             return wanted
         each = memory_of_client(self.network, self.first_batch(self.largest)[0], self.state_width())
-        return max(1, min(wanted, int(HEADROOM * available(self.device) / each)))
+        lanes = max(1, min(wanted, int(HEADROOM * available(self.device) / each)))
+        if lanes < wanted:
+            self._lines.append(
+                f"{_lanes(lanes)}, not {wanted}, because the free memory of the GPU is enough for no more"
+            )
+        return lanes
 
-    def with_fewer_lanes(self, lanes: int) -> None:
-        """Lowers the number of clients that are trained side by side from now on."""
+    def with_fewer_lanes(self, lanes: int, why: str) -> None:
+        """Lowers the number of clients that are trained side by side from now on, and tells the user ``why``."""
         self.lanes = lanes
+        self._lines.append(f"{_lanes(lanes)} from now on, because {why}")
         if self.experiment.replay:
-            self.network.replay(lanes)
+            self.network.replay(lanes, self._lines.append)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def take_lines(self) -> tuple[str, ...]:
+        """Returns the lines for the user since the last call."""
+        lines = tuple(self._lines)
+        self._lines.clear()
+        return lines
 
     def stacks(self, blocks: Blocks, lanes: int = 1) -> Iterator[tuple[int, int]]:
         """Yields the stacks of some blocks, as the position of the first client and the number of clients.
@@ -200,3 +214,8 @@ class Clients:
         """Returns the initial model of the run, or one that is drawn for ``client``."""
         layout = self.network.layout
         return layout.model(layout.pack(self.experiment.build_model(client)).row.to(self.device))
+
+
+def _lanes(lanes: int) -> str:
+    how = "one client after another is trained" if lanes == 1 else f"{lanes} clients are trained side by side"
+    return f"engine.lanes: {how} on {platform.node()}"

@@ -27,9 +27,6 @@ HEADROOM = 0.9
 CONTEXT = 600_000_000
 """The bytes that a process's CUDA context takes. This is an assumption, because a process can't measure its own."""
 
-MOST_PER_GPU = 4
-"""The most actors on one GPU under ``engine.actors_per_gpu: auto``. This is a guess: it has not been measured."""
-
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether ``error`` means that an allocation failed. torch has different types of errors for different
@@ -137,10 +134,10 @@ class Footprint:
         return f"warning: {self.device} is busy: {_size(used)} of its {_size(self.total)} were taken before this run"
 
 
-def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
-    """Returns the number that ``engine.actors_per_gpu: auto`` stands for: as many actors as fit on a GPU, but no more
-    than :data:`MOST_PER_GPU`, and no more than there are CPUs for (``cpus`` for each GPU)."""
-    return max(1, min(footprint.fits, MOST_PER_GPU, whole_units(cpus)))
+def processes_per_gpu(footprint: Footprint, cpus: float, most: int) -> int:
+    """Returns how many processes share a GPU: as many as fit into its memory, but at most ``most``, and no more than
+    there are CPUs for (``cpus`` for each GPU)."""
+    return max(1, min(footprint.fits, most, whole_units(cpus)))
 
 
 def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:

@@ -90,7 +90,7 @@ def open_run(
             say(line)
         for line in (*warnings, *experiment.notes):
             recorder.note(line)
-        run = Run(experiment, data, worker, pool, state, scoring, recorder, concurrent, overlap)
+        run = Run(experiment, data, worker, pool, state, scoring, recorder, concurrent, overlap, say)
         if saved is not None:
             run.restore(saved)
         yield run

@@ -28,14 +28,17 @@ from fedray.engine.upload_steps import UploadSteps
 from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.gradients.rows import RowByRow
 
+BY_ROWS = "fedray.gradients.rows.by_rows computes it of each row"
+
 
 class _Apart(Exception):
     """Raised if the clients of a stack must be trained again, ``lanes`` at a time, because there was not enough memory
-    for all of them, or because the algorithm's rule does not treat each client by itself."""
+    for all of them, or because the algorithm's rule does not treat each client by itself. ``why`` says it to the
+    user."""
 
-    def __init__(self, lanes: int) -> None:
-        super().__init__(lanes)
-        self.lanes = lanes
+    def __init__(self, lanes: int, why: str) -> None:
+        super().__init__(lanes, why)
+        self.lanes, self.why = lanes, why
 
 
 class PhaseRunner:
@@ -81,8 +84,8 @@ class PhaseRunner:
             # in a function of its own, so that a stack's tensors are freed before the next stack begins
             return self._stack(task, position, rows, leaves, merged)
         except _Apart as error:
-            lanes = error.lanes
-        self.clients.with_fewer_lanes(lanes)
+            lanes, why = error.lanes, error.why
+        self.clients.with_fewer_lanes(lanes, why)
         for start in range(rows.start, rows.stop, lanes):
             part = slice(start, min(start + lanes, rows.stop))
             self._together(task, position + start - rows.start, part, leaves, merged)
@@ -104,7 +107,8 @@ class PhaseRunner:
                 raise
             if is_out_of_memory(error):
                 if self._in_lanes(rows):
-                    raise _Apart((rows.stop - rows.start) // 2) from None
+                    clients = rows.stop - rows.start
+                    raise _Apart(clients // 2, f"{clients} did not fit into its memory") from None
                 ids = task.ids[rows]
                 batch, width = self.clients.first_batch(ids[0])[0], self.clients.state_width()
                 raise UserError(too_large(self.clients.network, len(ids), batch, width, first_line(error))) from None
@@ -185,7 +189,7 @@ class PhaseRunner:
         with watch or contextlib.nullcontext():
             result: Result = getattr(self.algorithm, name)(client)
         if watch and watch.found:
-            raise _Apart(1)
+            raise _Apart(1, f"the algorithm's rule computes {watch.found} of all their rows at once ({BY_ROWS})")
         if task.keeps and phase + 1 < len(self.algorithm.phases):
             self._kept[key] = {**kept, **result.kept}
         return result, client

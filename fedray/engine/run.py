@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from safetensors.torch import save_file
@@ -23,6 +23,7 @@ from fedray.engine.round import RoundResult, run_round
 from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
+from fedray.engine.tasks import EvalResult, PhaseResult, ScoreResult
 from fedray.engine.worker import Worker
 from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment
@@ -36,8 +37,8 @@ class Run:
 
     ``worker`` is the server's own, with a network and the data. ``pool`` simulates the clients. ``scoring`` says which
     clients are scored. ``recorder`` writes the run folder. ``concurrent`` and ``overlap`` say what may happen at the
-    same time (:class:`~fedray.engine.task_queue.TaskQueue`). The run ends after the round in progress if ``stopping``
-    is set.
+    same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say`` shows a line. The run ends after the round in
+    progress if ``stopping`` is set.
     """
 
     def __init__(
@@ -51,13 +52,15 @@ class Run:
         recorder: Recorder,
         concurrent: bool,
         overlap: bool,
+        say: Callable[[str], None],
     ) -> None:
         self.experiment, self.data, self.worker, self.pool = experiment, data, worker, pool
-        self.state, self.recorder = state, recorder
+        self.state, self.recorder, self._say = state, recorder, say
+        self._said: set[str] = set()
         self.stopping = threading.Event()
         self.profile = Profile()
         self._wall_before, self._began = 0.0, time.perf_counter()
-        self.queue = TaskQueue(pool, self.profile, recorder.withdraw_promise, concurrent, overlap)
+        self.queue = TaskQueue(pool, self.profile, self._note, concurrent, overlap)
         chunk = experiment.chunk
         self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
@@ -127,6 +130,15 @@ class Run:
             self.queue.finish()
         if self.queue.finished:
             self._add_profile(result)
+
+    def _note(self, found: PhaseResult | EvalResult | ScoreResult) -> None:
+        """Records what a worker's result says beside its numbers. Workers may say the same line."""
+        self.recorder.withdraw_promise(found.nondeterministic)
+        for line in found.lines:
+            if line not in self._said:
+                self._said.add(line)
+                self.recorder.note(line)
+                self._say(line)
 
     def _facts(self, result: RoundResult) -> dict[str, Any]:
         """Returns the columns of clients.parquet that runs of all algorithms have."""

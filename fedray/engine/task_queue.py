@@ -17,11 +17,11 @@ class TaskQueue:
     its own while the clients train. With ``overlap`` a round is evaluated while the next round begins to train: tasks
     that :meth:`later` puts off are sent just before the tasks of the next phase.
 
-    ``note(operations)`` is called for each result, with the operations that are not deterministic.
+    ``note(result)`` is called for each result.
     """
 
     def __init__(
-        self, pool: Pool, profile: Profile, note: Callable[[Sequence[str]], None], concurrent: bool, overlap: bool
+        self, pool: Pool, profile: Profile, note: Callable[[Any], None], concurrent: bool, overlap: bool
     ) -> None:
         self.pool, self.profile, self.note = pool, profile, note
         self.concurrent, self.overlap = concurrent, overlap
@@ -53,7 +53,7 @@ class TaskQueue:
         with self.profile.of_pool(self.pool.slots) as busy:
             for task, found in self.pool.map(every, sticky) if every else ():
                 busy(found.seconds)
-                self.note(found.nondeterministic)
+                self.note(found)
                 take = takers.get(id(task))
                 if take is None:
                     yield task, found

@@ -94,7 +94,7 @@ class PhaseResult:
     sum of each upload. ``scalars`` and ``log`` have a number for each client, by name: ``scalars`` for the server's
     rule, and ``log`` for clients.parquet, with None for a client without a number. ``states`` are the files of the
     clients' new states, if the phase returns any. ``seconds`` says how the worker spent its time. ``nondeterministic``
-    names the operations without a deterministic version that the worker ran.
+    names the operations without a deterministic version that the worker ran. ``lines`` are for the user.
     """
 
     sums: dict[str, PartialSum]
@@ -104,6 +104,7 @@ class PhaseResult:
     states: list[StateFile] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class EvalResult:
     each: list[NDArray[np.float64]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class ScoreResult:
     sums: dict[str, list[tuple[float, float]]]
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
 Task: TypeAlias = PhaseTask | EvalTask | ScoreTask

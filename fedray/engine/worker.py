@@ -66,6 +66,7 @@ class Worker:
                 with clock.on("transport"):
                     self.settle()
         result.seconds, result.nondeterministic = clock.take(), nondeterministic_operations()
+        result.lines = self.clients.take_lines()
         return result
 
     def settle(self) -> None:

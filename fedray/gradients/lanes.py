@@ -83,17 +83,27 @@ class Lanes:
 
 
 class SideBySide(Recorded):
-    """Replays a function on a GPU for several clients at once, with the graphs of ``lanes``."""
+    """Replays a function on a GPU for several clients at once, with the graphs of ``lanes``. ``say`` gets a line for
+    the user if that is impossible."""
 
     @property
     def first(self) -> int:
         return FIRST
 
-    def __init__(self, function: Function, changing: Iterable[Tensor], lanes: Lanes) -> None:
+    def __init__(
+        self,
+        function: Function,
+        changing: Iterable[Tensor],
+        lanes: Lanes,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         super().__init__(function, changing)
-        self._lanes = lanes
+        self._lanes, self._say = lanes, say
         self._graphs: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
         self._unsteady: set[Any] = set()
+
+    def gave_up(self, why: str) -> None:
+        self._say(f"gradients can't be captured as CUDA graphs, and are computed more slowly, because {why}")
 
     def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
         return tuple(each[0] for each in self.together([inputs], [eager]))

@@ -98,11 +98,12 @@ class Network:
         self.compiled: Compiled | None = None
         self.recorded: Recorded | None = None
 
-    def replay(self, lanes: int = 1) -> None:
-        """Turns on the replay of recorded gradients. On a GPU, those of ``lanes`` clients run side by side."""
+    def replay(self, lanes: int = 1, say: Callable[[str], None] = lambda line: None) -> None:
+        """Turns on the replay of recorded gradients. On a GPU, those of ``lanes`` clients run side by side, and
+        ``say`` gets a line if they can't."""
         changing = [*self._trainable, *self._buffers.values()]
         if self.device.type == "cuda":
-            self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes))
+            self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes), say)
         else:
             self.recorded = Recorded(self.recordable_gradient, changing)
 

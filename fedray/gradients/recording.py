@@ -21,7 +21,7 @@ from torch.fx.node import map_aggregate
 
 from fedray.core.places import same_bits
 from fedray.core.structure import leaves, outline
-from fedray.errors import UserError
+from fedray.errors import UserError, first_line
 from fedray.gradients.watching import Mode, address_of, written
 
 FIRST = 30
@@ -61,12 +61,13 @@ class Unrecordable(Exception):
 class Known:
     """What is known about mini-batches of one shape. ``steps`` is their number since ``replay`` was recorded, or the
     number of all of them if nothing is recorded. ``new`` of them were added last. ``hopeless`` says that their gradient
-    is never recorded."""
+    is never recorded; ``said`` then gets the reason."""
 
     steps: int = 0
     replay: Function | None = None
     hopeless: bool = False
     new: int = 0
+    said: Callable[[str], None] = lambda why: None
 
     @property
     def is_new(self) -> bool:
@@ -79,8 +80,9 @@ class Known:
         steps reaches a power of two."""
         return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         self.replay, self.hopeless = None, True
+        self.said(why)
 
 
 class Recorded:
@@ -120,17 +122,20 @@ class Recorded:
         there are enough, their gradient is recorded with ``inputs``."""
         found = self._shapes.get(key)
         if found is None:
-            found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST)
+            found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST, said=self.gave_up)
         found.steps, found.new = found.steps + count, count
         if found.replay is None and not found.hopeless and found.steps > self.first:
             try:
                 with torch.no_grad():
                     found.replay = record(self.function, inputs, self._changing)
-            except Exception:
+            except Exception as error:
                 # if something is wrong with the mini-batch, the ordinary way will report it
-                found.give_up()
+                found.give_up(first_line(error))
             found.steps = count
         return found
+
+    def gave_up(self, why: str) -> None:
+        """Called when the gradient of some shape of mini-batches can't be replayed."""
 
 
 def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
@@ -141,9 +146,9 @@ def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
             return run(*inputs)
     except torch.cuda.OutOfMemoryError:
         raise
-    except Exception:
+    except Exception as error:
         # the ordinary way reports more clearly what is wrong with a mini-batch
-        found.give_up()
+        found.give_up(first_line(error))
         return None
 
 
@@ -152,7 +157,7 @@ def refuse(found: Known) -> None:
     earlier results were used."""
     if not found.is_new:
         raise UserError(CHANGED)
-    found.give_up()
+    found.give_up("its results were others")
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
@@ -204,7 +209,7 @@ class _Recorder(Mode):
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if any(tag in func.tags for tag in _REFUSED) or _draws(func, args, kwargs):
-            raise Unrecordable(str(func))
+            raise Unrecordable(f"the model draws random numbers or looks at values ({func})")
         if any(id(each) not in self._nodes or self._is_foreign(each) for each in written(func, args, kwargs)):
             raise Unrecordable(f"{func} changes a tensor that the recorded operations have not made")
         result = super().run(func, args, kwargs)

@@ -195,19 +195,27 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, st
     started_here = start.ready()
     from fedray.core.transform import SeededTransform
     from fedray.engine.ray.engine import ship_user_code
-    from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials, unused_gpus
+    from fedray.tuning.resources import (
+        bundles_of,
+        count_concurrent_trials,
+        device_of_trials,
+        engine_of_trials,
+        trials_per_gpu,
+    )
     from fedray.tuning.runner import Interrupted, run_trials
 
     asked = sweeps[0].spec.tune.max_concurrent_trials
     limit = None if asked == "auto" else asked
     engine_asked = load(sweeps[0].base).engine
-    settings = engine_of_trials(engine_asked, sweeps[0].base, limit)
+    device = device_of_trials([sweep.folder for sweep in sweeps], start.gpus(), started_here)
+    settings = engine_of_trials(engine_asked, sweeps[0].base, limit, device)
+    if settings.get("engine.actors_per_gpu", engine_asked.actors_per_gpu) == "auto":
+        settings["engine.actors_per_gpu"] = trials_per_gpu({**sweeps[0].base, **settings}, custom, view.say)
     engine = load({**sweeps[0].base, **settings}).engine
     bundles = bundles_of(engine)
     concurrent, fewer = count_concurrent_trials(bundles, limit, started_here)
-    for line in (fewer, unused_gpus(engine_asked, start.gpus())):
-        if line:
-            view.say(line)
+    if fewer:
+        view.say(fewer)
     for sweep in sweeps:
         sweep.engine = settings
         if not sweep.finished:

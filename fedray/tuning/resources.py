@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from fedray.config import EngineConfig
+from fedray.config import EngineConfig, load
 from fedray.core.rounding import whole_units
-from fedray.engine.ray.cluster import RESOURCES, compared_with_cluster, in_words
+from fedray.engine.ray.cluster import RESOURCES, compared_with_cluster, in_words, resources
+from fedray.engine.ray.gpu_sharing import fitting
+from fedray.engine.ray.stored import store
 from fedray.errors import UserError
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.placement import Device, device_of_cluster
+from fedray.experiment.resolve import resolve
+from fedray.tracking.folder import device_of
 
 Bundles = list[dict[str, float]]
 """The resources of a trial's placement group: the first bundle is for the trial's process with its server, and each
@@ -28,10 +35,26 @@ HERE = 0.001
 this node, whose disk has the sweep's folder."""
 
 
+MOST_ON_A_GPU = 8
+"""The most trials that share a GPU unless the user says how many."""
+
+
+def device_of_trials(sweeps: Iterable[Path], gpus: float, is_this_machine: bool) -> Device:
+    """Returns the device that ``engine.device=auto`` stands for in the sweeps of some folders: that on which their
+    trials have begun, and otherwise that of a run on a cluster with ``gpus`` GPUs."""
+    runs = (folder for sweep in sweeps for folder in sorted(sweep.glob("trials/*/*")))
+    begun = next((device for folder in runs if (device := device_of(folder))), None)
+    return begun or device_of_cluster(gpus, is_this_machine)
+
+
 def engine_of_trials(
-    engine: EngineConfig, base: Mapping[str, Any], max_concurrent_trials: int | None
+    engine: EngineConfig, base: Mapping[str, Any], max_concurrent_trials: int | None, device: Device = "cpu"
 ) -> dict[str, Any]:
-    """Returns the settings ``engine.*`` of all trials, as dotted keys. ``base`` has the keys that the user set.
+    """Returns the settings ``engine.*`` of all trials, as dotted keys. ``base`` has the keys that the user set, and
+    ``device`` is what ``engine.device=auto`` stands for.
+
+    If the user did not say how many trials share a GPU, ``engine.actors_per_gpu`` is ``auto``, which
+    :func:`trials_per_gpu` replaces.
 
     If the user did not set ``engine.kind``, a trial is a single process on a cluster of one node. On a cluster of
     several nodes it is a server on this node and a client actor on any node. With ``engine.kind=ray`` and
@@ -40,20 +63,16 @@ def engine_of_trials(
     """
     several = len([node for node in ray.nodes() if node["Alive"]]) > 1
     kind = base.get("engine.kind") or ("ray" if several else "local")
-    if engine.actors_per_gpu == "auto":
-        raise UserError("engine.actors_per_gpu=auto: in a sweep, give how many trials or client actors share a GPU")
     if engine.server_gpus:
         raise UserError(f"engine.server_gpus={engine.server_gpus:g}: in a sweep the servers have no GPU; use 0")
     if kind != "ray" and engine.portable_bits:
         raise UserError("engine.portable_bits=true: in a sweep use engine.kind=ray with it")
-    if engine.device == "cuda" and not _share(engine)["GPU"]:
-        raise UserError(
-            "engine.device=cuda: in a sweep, give how many trials or client actors share a GPU, as in "
-            "engine.actors_per_gpu=1"
-        )
+    has_share = bool(engine.actors_per_gpu or engine.gpus_per_actor)
     settings: dict[str, Any] = {"engine.kind": kind}
     if engine.device == "auto":
-        settings["engine.device"] = "cuda" if _share(engine)["GPU"] else "cpu"
+        settings["engine.device"] = "cuda" if has_share else device
+    if settings.get("engine.device", engine.device) == "cuda" and not has_share:
+        settings["engine.actors_per_gpu"] = "auto"
     if kind != "ray":
         return settings
     if engine.actors == "per_client":
@@ -65,17 +84,17 @@ def engine_of_trials(
     return settings
 
 
-def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
-    """Returns a line for the user if the cluster has GPUs (``gpus``) that the trials will not use, and else None.
+def trials_per_gpu(settings: Mapping[str, Any], custom: CustomObjects, say: Callable[[str], None]) -> int:
+    """Returns how many trials with the dotted keys ``settings``, or how many of their client actors, share a GPU. The
+    memory that one takes is measured on the cluster.
 
-    In a sweep ``engine.device=auto`` uses no GPU, because it is not known how many trials can share one.
+    Raises :class:`UserError` if not even one fits, or there is no GPU.
     """
-    if not gpus or engine.device != "auto" or _share(engine)["GPU"]:
-        return None
-    return (
-        f"engine.device=auto: trials run on CPUs, and leave {gpus:g} GPU{'s' if gpus > 1 else ''} unused: "
-        "engine.actors_per_gpu says how many trials, or their client actors, share one"
-    )
+    if not resources().get("GPU"):
+        raise UserError("the cluster has no GPU for the trials: use engine.device=cpu")
+    # of an engine that needs no GPU in this process
+    experiment, data = resolve(load({**settings, "engine.kind": "ray"}), custom)
+    return fitting(experiment, store(data), MOST_ON_A_GPU, "a trial", say)
 
 
 def bundles_of(engine: EngineConfig) -> Bundles:

@@ -19,7 +19,6 @@ from fedray.experiment.placement import Surroundings, device_of_cluster, place
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 from fedray.tracking.folder import device_of, keys_that_differ
-from fedray.tuning.resources import unused_gpus
 
 FOLDER = Path("runs/run")
 CHOSEN = "engine.device=auto: client actors share the GPUs of the cluster; engine.device=cpu trains on CPUs"
@@ -83,20 +82,6 @@ def test_what_auto_is_on_a_cluster(gpus, is_this_machine, usable, device, monkey
     """``usable``: what torch says of this machine, which may be a head without a GPU."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: usable)
     assert device_of_cluster(gpus, is_this_machine) == device
-
-
-@pytest.mark.parametrize(
-    ("keys", "gpus", "line"),
-    [
-        ({}, 0, None),
-        ({"actors_per_gpu": 2}, 2, None),
-        ({"device": "cpu"}, 2, None),
-        ({}, 2, "engine.device=auto: trials run on CPUs, and leave 2 GPUs unused: engine.actors_per_gpu says how many "
-                "trials, or their client actors, share one"),
-    ],
-)  # fmt: skip
-def test_a_sweep_says_that_it_leaves_gpus_unused(keys, gpus, line):
-    assert unused_gpus(EngineConfig(**keys), gpus) == line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, which torch can use")

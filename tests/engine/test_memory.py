@@ -13,7 +13,7 @@ from torch import nn
 
 from fedray import UserError
 from fedray.config import load
-from fedray.engine.memory import Footprint, activations, actors_per_gpu, is_out_of_memory
+from fedray.engine.memory import Footprint, activations, is_out_of_memory, processes_per_gpu
 from fedray.engine.ray import gpu_sharing
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
@@ -93,7 +93,7 @@ def test_what_counts_as_out_of_memory(error, expected):
     ],
 )
 def test_as_many_actors_share_a_gpu_as_fit_and_help(footprint, cpus, expected):
-    assert actors_per_gpu(footprint, cpus) == expected
+    assert processes_per_gpu(footprint, cpus, 4) == expected
 
 
 def experiment(**engine):

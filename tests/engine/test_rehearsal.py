@@ -64,7 +64,13 @@ def as_a_gpu(monkeypatch):
 
 
 def of(folder: Path, loss: Any = None, model: Any = Net, **call: Any) -> Any:
-    keys = {"model__hidden": None, "model__name": None, "run__rounds": 2, "engine__vectorize": False}
+    keys = {
+        "model__hidden": None,
+        "model__name": None,
+        "run__rounds": 2,
+        "engine__vectorize": False,
+        "engine__device": "cpu",
+    }
     return run(folder, call={"model": model, "loss": loss, **call}, **keys)
 
 

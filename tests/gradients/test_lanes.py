@@ -6,6 +6,7 @@ Without a GPU the graphs are imitated by the recorded operations themselves, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ import fedray
 from fedray.algorithms.base import Result, Upload
 from fedray.algorithms.fedavg import FedAvg
 from fedray.core.batches import Batch
-from fedray.engine.clients import Clients
 from fedray.engine.cutting import cut_into_tasks
 from fedray.experiment.experiment import Experiment
 from fedray.gradients.lanes import SideBySide
@@ -44,9 +44,9 @@ def imitated(monkeypatch):
     """Makes runs on a CPU have ``lanes``, a number that a test sets, with imitated graphs."""
     lanes = Imitated()
 
-    def replay(self: Network, count: int = 1) -> None:
+    def replay(self: Network, count: int = 1, say: Any = print) -> None:
         changing = [*self._trainable, *self._buffers.values()]
-        self.recorded = SideBySide(self.recordable_gradient, changing, lanes)  # type: ignore[arg-type]
+        self.recorded = SideBySide(self.recordable_gradient, changing, lanes, say)  # type: ignore[arg-type]
 
     def begin(count: int) -> Imitated:
         monkeypatch.setattr(Experiment, "lanes", count)
@@ -56,19 +56,22 @@ def imitated(monkeypatch):
     return begin
 
 
-def trained(tmp_path, device="cpu", algorithm=None, **settings) -> str:
+def trained(tmp_path, device="cpu", algorithm=None, model=None, **settings) -> str:
     """Returns the sha256 of the model of a small run, with clients of different sizes."""
     rng = np.random.default_rng(0)
     count = sum(UNEVEN)
     x, y = rng.integers(0, 256, (count, 1, 28, 28)).astype(np.uint8), rng.integers(0, 10, count)
     keys = {
         "algorithm.name": "fedavg", "engine.kind": "local", "engine.device": device, "engine.vectorize": False,
-        "engine.replay": True, "model.name": "lenet5", "train.local_epochs": 2, "train.batch_size": 8, "run.rounds": 3,
+        "engine.replay": True, "train.local_epochs": 2, "train.batch_size": 8, "run.rounds": 3,
         "run.eval_every": 0, "run.output": str(tmp_path / str(len(list(tmp_path.iterdir())))),
     }  # fmt: skip
+    if model is None:
+        keys["model.name"] = "lenet5"
     result = fedray.simulate(
         keys | {name.replace("__", "."): value for name, value in settings.items()},
         data=(x, y, np.repeat(np.arange(len(UNEVEN)), UNEVEN)), test=(x[:10], y[:10]), algorithm=algorithm,
+        model=model,
     )  # fmt: skip
     return result.summary["model_sha256"]
 
@@ -110,14 +113,38 @@ class Normed(FedAvg):
         return Result(uploads={"y": Upload.weighted_mean(y - y.parameters / y.parameters.norm(dim=1, keepdim=True))})
 
 
-def test_a_rule_that_mixes_a_row_is_computed_client_by_client(tmp_path, imitated, monkeypatch):
-    fewer: list[int] = []
-    kept = Clients.with_fewer_lanes
-    monkeypatch.setattr(Clients, "with_fewer_lanes", lambda self, lanes: (fewer.append(lanes), kept(self, lanes)))
+def said(tmp_path: Path) -> list[str]:
+    """Returns the lines of the last run's log."""
+    return max(tmp_path.glob("*/*/log.txt"), key=lambda path: path.stat().st_mtime).read_text().splitlines()
+
+
+def test_a_rule_that_mixes_a_row_is_computed_client_by_client(tmp_path, imitated):
     alone = trained(tmp_path, algorithm=Normed)
     imitated(4)
     assert trained(tmp_path, algorithm=Normed) == alone
-    assert fewer == [1]
+    (line,) = [line for line in said(tmp_path) if "engine.lanes: one client after another is trained on " in line]
+    assert line.endswith(
+        " from now on, because the algorithm's rule computes linalg_vector_norm of all their rows at once "
+        "(fedray.gradients.rows.by_rows computes it of each row)"
+    )
+
+
+class Looking(nn.Module):
+    """Its operations depend on values."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1) if x.sum() > 0 else -x.flatten(1))
+
+
+def test_a_model_that_can_not_be_captured_is_told(tmp_path, imitated):
+    alone = trained(tmp_path, model=Looking)
+    imitated(4)
+    assert trained(tmp_path, model=Looking) == alone
+    assert any("can't be captured" in line and "looks at values" in line for line in said(tmp_path))
 
 
 def test_too_many_lanes_for_the_memory_become_fewer(tmp_path, imitated, monkeypatch):

@@ -17,7 +17,13 @@ from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
-from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials
+from fedray.tuning.resources import (
+    bundles_of,
+    count_concurrent_trials,
+    device_of_trials,
+    engine_of_trials,
+    trials_per_gpu,
+)
 from fedray.tuning.view import View
 
 
@@ -224,7 +230,6 @@ def test_what_a_trial_takes_is_compared_with_what_there_is(settings, message, ra
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine.actors_per_gpu": "auto"}, "give how many trials or client actors share a GPU"),
         ({"engine.server_gpus": 1}, "the servers have no GPU"),
         ({"engine.kind": "ray", "engine.actors": "per_client"}, "give a number of client actors"),
     ],
@@ -232,6 +237,36 @@ def test_what_a_trial_takes_is_compared_with_what_there_is(settings, message, ra
 def test_what_a_sweep_can_not_arrange(settings, message, ray_cluster):
     with pytest.raises(UserError, match=message):
         engine_of_trials(load(settings).engine, settings, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "auto", "device", "share"),
+    [
+        ({}, "cpu", "cpu", None),
+        ({}, "cuda", "cuda", "auto"),
+        ({"engine.device": "cpu"}, "cuda", None, None),
+        ({"engine.device": "cuda"}, "cpu", None, "auto"),
+        ({"engine.actors_per_gpu": 2}, "cuda", "cuda", None),
+        ({"engine.gpus_per_actor": 1}, "cpu", "cuda", None),
+    ],
+)
+def test_trials_use_the_gpus_of_the_cluster(settings, auto, device, share, ray_cluster):
+    found = engine_of_trials(load(settings).engine, settings, None, auto)
+    assert (found.get("engine.device"), found.get("engine.actors_per_gpu")) == (device, share)
+
+
+def test_a_sweep_stays_on_its_device(tmp_path):
+    assert device_of_trials([tmp_path], 2, False) == "cuda"
+    assert device_of_trials([tmp_path], 0, False) == "cpu"
+    run = tmp_path / "trials" / "0000" / "seed-0"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("engine: {device: cpu}\n")
+    assert device_of_trials([tmp_path / "other", tmp_path], 2, False) == "cpu"
+
+
+def test_a_share_of_a_gpu_that_is_not_there(ray_cluster):
+    with pytest.raises(UserError, match=r"the cluster has no GPU for the trials: use engine\.device=cpu"):
+        trials_per_gpu({"engine.device": "cuda"}, CustomObjects(small_source()), print)
 
 
 def test_samples_are_put_into_the_store_once(ray_cluster):

@@ -12,13 +12,16 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from fedray.core.batches import Batch
 from fedray.core.structure import map_leaves
 from fedray.engine.clients import Clients
-from fedray.engine.memory import Footprint, actors_per_gpu, footprint, is_out_of_memory, too_large
+from fedray.engine.memory import Footprint, footprint, is_out_of_memory, processes_per_gpu, too_large
 from fedray.engine.process import computing_process, environment, require_device
 from fedray.engine.ray.cluster import in_trial_group, resources, shortage
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.states import StateFolder
 from fedray.errors import UserError, first_line
 from fedray.experiment.experiment import Experiment
+
+MOST_PER_GPU = 4
+"""The most actors on one GPU under ``engine.actors_per_gpu: auto``. This is a guess: it has not been measured."""
 
 
 class Probe:
@@ -60,23 +63,36 @@ def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], N
     # nothing is measured in a trial, whose placement group has no whole GPU
     if experiment.device != "cuda" or asked == 1 or in_trial_group():
         return experiment
-    say("measuring what a client actor takes of a GPU ...")
-    found = _measured(experiment, data)
-    if warning := found.warning():
-        say(warning)
     if asked == "auto":
-        total = resources()
-        cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)
-        chosen = actors_per_gpu(found, cpus / engine.cpus_per_actor if engine.cpus_per_actor else cpus)
-        say(f"engine.actors_per_gpu={chosen}: {found.arithmetic(chosen)}")
+        chosen = fitting(experiment, data, MOST_PER_GPU, "a client actor", say)
         engine = engine.model_copy(update={"actors_per_gpu": chosen})
         return replace(experiment, config=experiment.config.model_copy(update={"engine": engine}))
+    found = _announced(experiment, data, "a client actor", say)
     if asked > found.fits:
         raise UserError(
             f"engine.actors_per_gpu={asked} does not fit: {found.arithmetic(asked)}; "
             + (f"engine.actors_per_gpu={found.fits} does" if found.fits else "a smaller engine.chunk may")
         )
     return experiment
+
+
+def fitting(experiment: Experiment, data: StoredData, most: int, what: str, say: Callable[[str], None]) -> int:
+    """Returns how many processes that train clients of ``experiment`` share a GPU: as many as fit into its memory, at
+    most ``most``, and no more than there are CPUs for. ``what`` names such a process."""
+    engine, total = experiment.config.engine, resources()
+    found = _announced(experiment, data, what, say)
+    cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)
+    chosen = processes_per_gpu(found, cpus / engine.cpus_per_actor if engine.cpus_per_actor else cpus, most)
+    say(f"engine.actors_per_gpu={chosen}: {found.arithmetic(chosen)}")
+    return chosen
+
+
+def _announced(experiment: Experiment, data: StoredData, what: str, say: Callable[[str], None]) -> Footprint:
+    say(f"measuring what {what} takes of a GPU ...")
+    found = _measured(experiment, data)
+    if warning := found.warning():
+        say(warning)
+    return found
 
 
 def _measured(experiment: Experiment, data: StoredData) -> Footprint:
