@@ -5,7 +5,8 @@
 
 Each part is a process of its own, which is ended if it takes too long; what it has found until then counts. The rounds
 of fedray and the samples of the ways by hand take turns, all with deterministic kernels. A row is a median, with the
-least and the most in the file gpu.json. The tables are printed last, and are written to gpu.md.
+least and the most in the file gpu.json, which is written after each part, as are the tables in gpu.md. They are printed
+last.
 """
 
 from __future__ import annotations
@@ -185,21 +186,21 @@ def main() -> None:
         part(args)
         return
     began = time.perf_counter()
+    about: dict[str, Any] = {"card": card(args.device), "machine": machine(), "versions": versions()}
     rows: list[Row] = []
     for name in args.only:
         left = began + 60 * args.minutes - time.perf_counter()
         if left < 10:
             rows.append({"part": name, "error": "no time was left"})
-            continue
-        rows += measured(name, min(PARTS[name][1], left))
-    about = {"card": card(args.device), "machine": machine(), "versions": versions()}
-    about["seconds"] = time.perf_counter() - began
-    text = report(rows, about)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "gpu.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        (args.out / "gpu.md").write_text(text + "\n")
-    print(text[:MOST_CHARACTERS])
+        else:
+            rows += measured(name, min(PARTS[name][1], left))
+        about["seconds"] = time.perf_counter() - began
+        if args.out:
+            # after each part, because a lent machine may be gone before the last one
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "gpu.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            (args.out / "gpu.md").write_text(report(rows, about) + "\n")
+    print(report(rows, about)[:MOST_CHARACTERS])
 
 
 if __name__ == "__main__":

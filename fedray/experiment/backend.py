@@ -57,7 +57,7 @@ stacks (:mod:`fedray.gradients.stacked_layers`)."""
 
 GPU_FULL = 3e9
 """The forward FLOPs of a stack's mini-batches that keep a GPU busy. A larger stack takes more memory, and is no faster:
-rounds of 100 clients of LeNet-5 make 15,400 local steps a second in two stacks, and 15,000 in one."""
+rounds of 100 clients of LeNet-5 make 17,400 local steps a second in two stacks as in one."""
 
 GPU_CHUNK = 1024
 GPU_NUMBERS = 2**28
@@ -67,7 +67,7 @@ mini-batches together. Local training takes about five times the memory of these
 GPU_LONG = 2_000_000
 """The number of local steps from which ``engine.compile: auto`` compiles the gradients of stacks on a GPU.
 
-A process takes 22 s or more for its first graph. LeNet-5 saves 22 us per local step, so that compiling pays after one
+A process takes 17 s or more for its first graph. LeNet-5 saves 14 us per local step, so that compiling pays after 1.2
 million."""
 
 SLOWER_LAYERS = (
