@@ -102,50 +102,62 @@ def cut_into_tasks(
     at most ``together`` clients are not cut further. How the cohort is cut changes no bit of a sum. Adding up a task
     needs at most ``nodes`` nodes of the summation tree at a time, unless a single undivided block needs more.
     """
-    upto = list(itertools.accumulate(work, initial=0))
-    members, left = len(work), upto[-1]
-
-    def entry(start: int, stop: int) -> tuple[float, float, int, int]:
-        return *_priority(upto[stop] - upto[start], stop - start), start, stop
-
-    def nodes_of(start: int, stop: int) -> tuple[int, int]:
-        """Returns how many nodes a block has after it is added up, and at most while it is added up."""
-        if undivided is None:
-            return 1, max(1, (stop - start - 1).bit_length())
-        count = len(list(subtrees(start, stop, members)))
-        return count, count
-
-    heap = [entry(*block) for block in undivided or [(0, members)]]
-    heapq.heapify(heap)
+    blocks = _Blocks(work, undivided, nodes, together)
     tasks: list[list[tuple[int, int]]] = []
-    while heap:
+    while blocks.left:
         if len(tasks) % slots == 0:
-            even = left / slots
+            even = blocks.cost / slots
             target = min(longest, max(even * task_fraction, min(least, max(even, least / 5))))
+        tasks.append(sorted(blocks.take(target)))
+    return tasks
+
+
+class _Blocks:
+    """The blocks of a cohort that no task has yet, the most expensive first: a heap, and their ``cost``. The arguments
+    are those of :func:`cut_into_tasks`."""
+
+    def __init__(self, work: Sequence[float], undivided: Blocks | None, nodes: int, together: int) -> None:
+        self._upto = list(itertools.accumulate(work, initial=0))
+        self._members, self._undivided, self._nodes, self._together = len(work), undivided, nodes, together
+        self.cost = self._upto[-1]
+        self.left = [self._entry(*block) for block in undivided or [(0, len(work))]]
+        heapq.heapify(self.left)
+
+    def take(self, target: float) -> list[tuple[int, int]]:
+        """Removes blocks that cost about ``target`` together, and returns them. Blocks that are too large are cut."""
         blocks: list[tuple[int, int]] = []
         room, added, deepest = target, 0, 0
-        while heap:
-            *_, start, stop = heap[0]
-            cost, length = upto[stop] - upto[start], stop - start
-            count, depth = nodes_of(start, stop)
+        while self.left:
+            *_, start, stop = self.left[0]
+            cost, length = self._upto[stop] - self._upto[start], stop - start
+            count, depth = self._nodes_of(start, stop)
             # blocks are added up from left to right, so the deepest may come last, when all other nodes are held
-            held = added + max(deepest, depth) <= nodes
+            held = added + max(deepest, depth) <= self._nodes
             # blocks below an eighth of a task are not cut further, because that would only add nodes
             too_large = cost > max(room, target / 8) if held else not blocks
-            if too_large and undivided is None and length > together:
+            if too_large and self._undivided is None and length > self._together:
                 middle = start + (1 << (length - 1).bit_length() - 1)
-                heapq.heapreplace(heap, entry(start, middle))
-                heapq.heappush(heap, entry(middle, stop))
+                heapq.heapreplace(self.left, self._entry(start, middle))
+                heapq.heappush(self.left, self._entry(middle, stop))
             elif not blocks or (held and cost <= 2 * room):
                 # at most half of the block lies beyond the target, so the task is rounded to the nearest size
-                heapq.heappop(heap)
+                heapq.heappop(self.left)
                 blocks.append((start, stop))
-                room, left = room - cost, left - cost
+                room, self.cost = room - cost, self.cost - cost
                 added, deepest = added + count, max(deepest, depth)
             else:
                 break
-        tasks.append(sorted(blocks))
-    return tasks
+        return blocks
+
+    def _entry(self, start: int, stop: int) -> tuple[float, float, int, int]:
+        return *_priority(self._upto[stop] - self._upto[start], stop - start), start, stop
+
+    def _nodes_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns how many nodes a block has after it is added up, and at most while it is added up."""
+        if self._undivided is None:
+            return 1, max(1, (stop - start - 1).bit_length())
+        count = len(list(subtrees(start, stop, self._members)))
+        return count, count
 
 
 def _priority(cost: float, length: int) -> tuple[float, float]:

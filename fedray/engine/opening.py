@@ -70,17 +70,8 @@ def open_run(
         folder.prepare()
         checkpoints.discard(folder.checkpoints, after)
         unsure = sorted({operation for each in machines for operation in each.pop("nondeterministic", ())})
-        machine = {"bits_promised": same_kind(machines), "processes": machines}
         state, scoring = RunState.first(experiment, data, worker, pool), Scoring.from_config(experiment, data)
-        recorder = Recorder(
-            folder,
-            dump(experiment.config),
-            machine,
-            further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server))),
-            after=after,
-            hyper_parameters=experiment.hyper_parameters,
-            with_scores=scoring.wanted,
-        )
+        recorder = _recorder(folder, experiment, state, scoring, machines, after)
         stack.callback(recorder.close)
         Holdings.of(data).write(folder.path / "partition.parquet")
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
@@ -94,6 +85,26 @@ def open_run(
         if saved is not None:
             run.restore(saved)
         yield run
+
+
+def _recorder(
+    folder: RunFolder,
+    experiment: Experiment,
+    state: RunState,
+    scoring: Scoring,
+    machines: list[dict[str, Any]],
+    after: int,
+) -> Recorder:
+    """Returns the recorder of a run that continues after round ``after``; ``machines`` describe its processes."""
+    return Recorder(
+        folder,
+        dump(experiment.config),
+        {"bits_promised": same_kind(machines), "processes": machines},
+        further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server))),
+        after=after,
+        hyper_parameters=experiment.hyper_parameters,
+        with_scores=scoring.wanted,
+    )
 
 
 def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Iterator[str]:

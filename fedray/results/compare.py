@@ -65,18 +65,15 @@ def compare(
     Args:
         paths: run folders, or folders that contain run folders at any depth.
         by: dotted keys that distinguish the groups of an environment. By default these are all keys except the ones
-            about
-            data, task and model (:func:`~fedray.results.grouping.group_runs`).
+            about data, task and model (:func:`~fedray.results.grouping.group_runs`).
         x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds`` or
             ``wall_seconds``.
         targets: values of the main metric, such as 0.9. By default they are the values of ``run.targets`` that all runs
-            of
-            an environment have, or else the mean that the baseline ends with.
+            of an environment have, or else the mean that the baseline ends with.
         baseline: the name of a group or an algorithm; FedAvg by default.
         last: the number of rounds over which the column ``last`` is the mean; the last ten evaluations by default.
         any_version: whether to compare runs of all versions of fedray. By default only the version that made most of
-            the
-            runs is compared.
+            the runs is compared.
 
     Raises:
         UserError: a path has no runs, a key, axis or baseline is unknown, or no run is left to compare.
@@ -85,12 +82,7 @@ def compare(
         raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}")
     if last is not None and last < 1:
         raise UserError(f"--last must be at least 1, not {last}")
-    found, damaged = find_runs(map(Path, paths))
-    runs, left_out = _comparable(found, any_version)
-    left_out = [*damaged, *left_out]
-    if not runs:
-        first = f": {left_out[0].folder}: {left_out[0].reason}" if left_out else ""
-        raise UserError(f"there is no run to compare{first}")
+    runs, left_out = _comparable(paths, any_version)
     if all(run.rows[AXES[x]].isna().all() for run in runs):
         raise UserError(f"--x {x}: no run has it")
     request = _Request(_measure_of(runs), x, list(dict.fromkeys(targets)), baseline or BASELINE, last)
@@ -113,10 +105,11 @@ def compare(
     )
 
 
-def _comparable(runs: Sequence[RecordedRun], any_version: bool) -> tuple[list[RecordedRun], list[LeftOut]]:
-    """Returns the runs that can be compared, and those that are left out."""
+def _comparable(paths: Sequence[str | Path], any_version: bool) -> tuple[list[RecordedRun], list[LeftOut]]:
+    """Returns the runs in ``paths`` that can be compared, and those that are left out. Raises :class:`UserError` if
+    none can be compared."""
+    runs, left_out = find_runs(map(Path, paths))
     kept: dict[str, RecordedRun] = {}
-    left_out = []
     counts = Counter(map(_version, runs))
     # the version that most runs have; in a tie the newest
     version = max(counts, key=lambda each: (counts[each], each), default=())
@@ -135,6 +128,9 @@ def _comparable(runs: Sequence[RecordedRun], any_version: bool) -> tuple[list[Re
             reason = f"it is the same run as {twin.folder}, with the same seeds{more}"
         if reason is not None:
             left_out.append(LeftOut(run.folder, reason))
+    if not kept:
+        first = f": {left_out[0].folder}: {left_out[0].reason}" if left_out else ""
+        raise UserError(f"there is no run to compare{first}")
     return list(kept.values()), left_out
 
 

@@ -1,0 +1,97 @@
+"""What the clients of an algorithm and its server send each other in a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from fedray.core.vectors import Vector
+
+Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What the clients of a stack send to the server under one name: a model or a vector v_i of each client.
+
+    The server gets only the weighted sum over the cohort. Each of the methods below makes an upload with other
+    weights::
+
+        Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
+
+    Buffers of whole numbers, which count something, have no average: the server gets those of the cohort's first
+    client.
+
+    Args:
+        value: the models or vectors ``[C, ...]``, float32, with a row for each of the stack's C clients.
+        weights: the name of the method that made the upload.
+        scale: for ``mean_by`` the numbers s_i, ``[C, 1]``.
+    """
+
+    value: Vector
+    weights: Weights
+    scale: Tensor | None = None
+
+    @classmethod
+    def weighted_mean(cls, value: Vector) -> Upload:
+        """Uploads v_i so that the server gets sum_i p_i v_i. The aggregation weights p_i sum to 1 over the cohort
+        (``train.weighting``)."""
+        return cls(value, "weighted_mean")
+
+    @classmethod
+    def uniform_mean(cls, value: Vector) -> Upload:
+        """Uploads v_i so that the server gets (1/m) sum_i v_i, where m is the size of the cohort."""
+        return cls(value, "uniform_mean")
+
+    @classmethod
+    def sum(cls, value: Vector) -> Upload:
+        """Uploads v_i so that the server gets sum_i v_i."""
+        return cls(value, "sum")
+
+    @classmethod
+    def mean_by(cls, scale: Tensor, value: Vector) -> Upload:
+        """Uploads v_i so that the server gets sum_i s_i v_i / sum_i s_i. ``scale [C, 1]`` has a number s_i >= 0 for
+        each client."""
+        return cls(value, "mean_by", scale)
+
+
+@dataclass
+class Result:
+    """What a phase returns for a stack of C clients: what they send, and what they keep.
+
+    For example ``Result({"y": Upload.weighted_mean(y)}, state={"c": c})``. A phase must return the same names in every
+    round for every client.
+
+    Args:
+        uploads: models and vectors by name, of which the server gets weighted sums.
+        state: what the clients keep until they take part again, by the names in ``client_state`` and ``client_models``.
+            It replaces the old state at the end of the round. If it is empty, the old state stays; otherwise it must
+            contain all of these names.
+        scalars: numbers ``[C, 1]`` by name, which the server gets one by one for each client.
+        kept: models and vectors ``[C, ...]`` by name, which the next phase of this round finds in ``client.kept``.
+    """
+
+    uploads: Mapping[str, Upload] = field(default_factory=dict)
+    state: Mapping[str, Vector] = field(default_factory=dict)
+    scalars: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, Vector] = field(default_factory=dict)
+
+
+@dataclass
+class Broadcast:
+    """What the server sends at the start of a phase.
+
+    Args:
+        shared: models and tensors by name, the same for all clients. Clients find them in ``client.shared``.
+        scalars: lists of numbers by name, with a number for each client in the order of the cohort. Clients find their
+            own numbers in ``client.scalars``.
+
+    Example:
+        Broadcast({"x": server["x"], "m": server["m"]})
+    """
+
+    shared: dict[str, Vector]
+    scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
