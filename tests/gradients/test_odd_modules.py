@@ -13,6 +13,7 @@ import numpy as np
 import odd_buffers  # noqa: F401
 import odd_code  # noqa: F401
 import odd_functions  # noqa: F401
+import odd_layers  # noqa: F401
 import pytest
 import torch
 import torch.nn.functional as F

@@ -146,11 +146,11 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     """FedAvg and pFedMo, of 3 trials each, the winners on 2 fresh seeds, and what shares their labels or their runs; a
     second time nothing is run again."""
     monkeypatch.setattr("fedray.data.sources.source.load_source", lambda *a: small_source())
-    base = {key: value for key, value in SETTINGS.items() if key not in ("engine.kind", "data.public_samples")}
+    unset = ("engine.kind", "data.public_samples", "train.local_epochs")
+    base = {key: value for key, value in SETTINGS.items() if key not in unset}
     base |= {"train.local_steps": 4, "run.rounds": 12, "run.targets": [0.3]}
-    del base["train.local_epochs"]
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"base": {"algorithm.name": "fedavg"}, "spaces": {
-        "wide": {"train.server_lr": {"uniform": [0.5, 1.5]}}}}))  # fmt: skip
+    wide = {"wide": {"train.server_lr": {"uniform": [0.5, 1.5]}}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"base": {"algorithm.name": "fedavg"}, "spaces": wide}))
     (tmp_path / "two.yaml").write_text(
         yaml.safe_dump({"base": base, "algorithms": ["mine.yaml", "pfedmo"], "seeds": 2, "tune": {"trials": 3}})
     )
@@ -188,8 +188,7 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     first, other = (table[table["algorithm"] == name].iloc[0] for name in ("mine", "pfedmo"))
     differences = [b - a for a, b in zip(first["accuracies"], other["accuracies"], strict=True)]
     assert other["differences"] == tuple(differences)
-    text = write_suite(suite)[1].read_text()
-    assert text.count("\n") == 8
+    assert (text := write_suite(suite)[1].read_text()).count("\n") == 8
     assert main(["report", str(tmp_path / "two")]) == 0
     page = Page((tmp_path / "two" / "report.html").read_text())
     page.check()
@@ -198,7 +197,7 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     assert pd.read_csv(tmp_path / "two" / "suite.csv")["accuracies"].str.split().map(len).tolist() == [2] * 4
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert run_suite(suite) == "completed"
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == times
+    assert times == {path: path.stat().st_mtime_ns for path in times}
     # a winner's run that was interrupted does not count yet
     (stopped,) = (tmp_path / suite.specs[0].name / "winners").glob("trial-????/seed-2/summary.json")
     stopped.write_text(stopped.read_text().replace('"completed"', '"interrupted"'))
