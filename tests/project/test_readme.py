@@ -185,19 +185,19 @@ def test_whole_configurations_and_suites(tmp_path: Path) -> None:
             assert load(path).run.rounds
 
 
-def test_first_sweep_from_python(tmp_path: Path) -> None:
+def test_first_sweep_from_python(tmp_path: Path, ray_cluster: None) -> None:
     (text,) = [code for code in spaces() if "data.source: sample" in code]
     (tmp_path / "my_space.yaml").write_text(text)
-    code = block("from fedray import tune").replace("tune.trials=2", 'tune.trials=1", "engine.address=local')
+    code = block("from fedray import tune").replace("tune.trials=2", "tune.trials=1")
     assert "best.yaml" in run(tmp_path, "-c", code)
 
 
-def test_space_file(tmp_path: Path) -> None:
+def test_space_file(tmp_path: Path, ray_cluster: None) -> None:
     """The space with environments, and a sweep of one trial of it."""
     (text,) = [code for code in spaces() if "environments:" in code]
     (tmp_path / "my_space.yaml").write_text(text)
     small = ["data.source=sample", "model.name=logistic", "run.iterations=20", "data.partition.alpha=1"]
-    run(tmp_path, "tune", "my_space.yaml", *small, "tune.trials=1", "tune.seeds=1", "engine.address=local")
+    run(tmp_path, "tune", "my_space.yaml", *small, "tune.trials=1", "tune.seeds=1")
     assert (tmp_path / "sweeps" / "my_space" / "best.yaml").exists()
     again = ["run", "--from-trial", "sweeps/my_space/trials/0000"]
     assert "identical" in run(tmp_path, *again)

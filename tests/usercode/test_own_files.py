@@ -91,12 +91,12 @@ def sha(here: Path, run: str = "mine_Mine-mine_load", runs: str = "runs") -> str
     return json.loads((here / runs / run / "summary.json").read_text())["model_sha256"]
 
 
-def test_one_run_on_either_engine_and_resumed(here: Path) -> None:
+def test_one_run_on_either_engine_and_resumed(here: Path, ray_cluster: None) -> None:
     """An algorithm, model and data of a file: the same bits locally, with Ray, and resumed in a new process."""
     settings = [f"{key}={value}" for key, value in RUN.items()]
     local = program(here, *settings, "engine.kind=local", "run.output=local")
     assert local.returncode == 0, local.stderr
-    ray = program(here, *settings, "engine.kind=ray", "engine.actors=2", "engine.address=local", "run.output=ray")
+    ray = program(here, *settings, "engine.kind=ray", "engine.actors=2", "run.output=ray")
     assert ray.returncode == 0, ray.stderr
     assert sha(here, runs="local") == sha(here, runs="ray")
     stopped = fedray.simulate(RUN | {"engine.kind": "local"}, callbacks=[lambda report: report.round == 1])
@@ -107,13 +107,13 @@ def test_one_run_on_either_engine_and_resumed(here: Path) -> None:
     assert sha(here) == sha(here, runs="local")
 
 
-def test_a_sweep(here: Path) -> None:
+def test_a_sweep(here: Path, ray_cluster: None) -> None:
     """A space whose base has an algorithm of a file, and the best trial run again by itself."""
     base = {key: value for key, value in RUN.items() if key != "data.source"} | {"model.name": "logistic"}
     (here / "space.yaml").write_text(
         f"base: {base}\nspaces: {{wide: {{algorithm.part: {{uniform: [0.1, 1]}}}}}}\ntune: {{trials: 2}}\n"
     )
-    done = program(here, "tune", "space.yaml", "engine.address=local")
+    done = program(here, "tune", "space.yaml")
     assert done.returncode == 0, done.stderr + done.stdout
     assert (here / "sweeps" / "space" / "best.yaml").exists(), done.stdout
     again = program(here, "run", "--from-trial", "sweeps/space/trials/0001")
