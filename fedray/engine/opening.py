@@ -39,12 +39,13 @@ def open_run(
     say: Callable[[str], None] = lambda line: None,
     node: str = "",
 ) -> Iterator[Run | None]:
-    """A context with the run of ``experiment``, restored from its last checkpoint if it has one. The value is None if
-    another process finished the run while this one waited for the folder. Everything is closed at the end.
+    """Opens the run of ``experiment`` on ``data`` as a context: locks its folder, and starts the workers. The context's
+    value is the run, which continues from its last checkpoint if it has one. The value is None if another process
+    finished the run while this one waited for the folder. At the end everything is closed.
 
     ``make_pool(worker)`` returns the pool and a description of each computing process. ``concurrent`` and ``overlap``
-    are passed to :class:`~fedray.engine.task_queue.TaskQueue`. ``say(line)`` shows a line. ``node`` is Ray's name of
-    this node.
+    say what may happen at the same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say(line)`` shows a line to
+    the user. ``node`` is Ray's name of this node.
 
     Raises :class:`UserError` if the folder can't be used. The folder is then unchanged.
     """

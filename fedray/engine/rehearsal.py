@@ -19,25 +19,29 @@ from fedray.engine.determinism import FLASH, nondeterministic_operations, strict
 from fedray.engine.evaluation.evaluator import Evaluator
 
 REHEARSING = {"cuda"}
-"""The kinds of devices on which there is a rehearsal. On a CPU there are almost no such operations."""
+"""The kinds of devices on which a rehearsal looks for operations that are not deterministic. On a CPU there are almost
+no such operations."""
 
 SAMPLES = 2
-"""The number of samples of the gradient and of the evaluation, on which a model's operations do not depend."""
+"""The number of samples of the rehearsal's gradient and evaluation. Which operations a model uses does not depend on
+this number."""
 
 
 class Rehearsed(NamedTuple):
-    """The ``operations`` without a deterministic version that were found. ``strict`` says that tasks are to be done in
-    strict mode (:func:`~fedray.engine.determinism.strictly`), in which these were the only ones found."""
+    """The result of a rehearsal. ``operations`` are torch's names of the operations without a deterministic
+    version that were found. If ``strict`` is true, tasks must be done in strict mode
+    (:func:`~fedray.engine.determinism.strictly`), which replaces the only ones that were found by
+    deterministic ones."""
 
     operations: tuple[str, ...] = ()
     strict: bool = False
 
 
 def rehearsed(clients: Clients, evaluator: Evaluator) -> Rehearsed:
-    """Returns the operations without a deterministic version in a gradient of the task loss and in an evaluation. The
-    network is left as it was.
+    """Computes a gradient of the task loss and an evaluation before the first round, to find out which of the model's
+    operations have no deterministic version on this device. Returns these operations. The network is left as it was.
 
-    Exceptions are ignored, because they will be raised again in the first round, where the client is known.
+    Exceptions are ignored, because they will be raised again in the first round, with the number of the client.
     """
     if clients.device.type not in REHEARSING:
         return Rehearsed()
