@@ -28,10 +28,10 @@ this number."""
 
 
 class Rehearsed(NamedTuple):
-    """The result of a rehearsal. ``operations`` are torch's names of the operations without a deterministic
-    version that were found. If ``strict`` is true, tasks must be done in strict mode
-    (:func:`~fedray.engine.determinism.strictly`), which replaces the only ones that were found by
-    deterministic ones."""
+    """The result of a rehearsal. ``operations`` are torch's names of the operations without a deterministic version
+    that were found. If ``strict`` is true, tasks must be done in strict mode
+    (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention, and
+    ``operations`` has only what was found in this mode."""
 
     operations: tuple[str, ...] = ()
     strict: bool = False

@@ -99,8 +99,8 @@ class Evaluation:
         """Returns what the evaluation adds to the round's row of metrics.csv, once all results have been taken: values
         by column.
 
-        There are losses and metrics of the evaluated model on each split (``test_loss``, ``validation_accuracy``),
-        those of the further models on the test set (``<model>_accuracy``), and means of the scores of single clients.
+        The columns are metrics of the evaluated model on each split (``test_loss``, ``validation_accuracy``), metrics
+        of the further models on the test set (``<model>_accuracy``), and means of the scores of single clients.
         """
         row: dict[str, float] = {}
         for split, (samples, names) in self.splits.items():
