@@ -36,7 +36,7 @@ class TaskQueue:
 
     @property
     def finished(self) -> bool:
-        """Whether all tasks that :meth:`later` put off are done."""
+        """Whether no task is left of those that :meth:`later` has put off."""
         return not self._later
 
     def finish(self) -> None:

@@ -33,10 +33,12 @@ USES = {
     "LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_ATTR": "attribute", "LOAD_METHOD": "attribute",
     "IMPORT_FROM": "attribute", "IMPORT_NAME": "module",
 }  # fmt: skip
-"""For each bytecode operation that has a name: what is named, a global, an attribute or a module."""
+"""For each bytecode operation of Python that contains a name: what the name refers to, a global, an attribute or
+a module."""
 
 ONLY_TELL = {"logging.Logger", "logging.Handler", "tqdm.std.tqdm", "torch.utils.tensorboard.writer.SummaryWriter"}
-"""Classes of objects that only report and compute nothing. In a digest their type counts, but not their content."""
+"""Classes of objects that only report, such as loggers, and compute nothing. In a digest their class counts, but not
+their content."""
 
 
 class _Object(NamedTuple):
@@ -49,10 +51,11 @@ _Part = str | bytes | _Object
 
 
 def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
-    """Returns the digest of a function, class or object: a sha256 as hexadecimal digits.
+    """Returns the digest of a function, a class or another object, which changes if the user edits its code: a sha256
+    as hexadecimal digits. It covers everything to which the object refers.
 
-    Only the shapes and dtypes of the tensors ``apart_from`` count, not their values. If they are a model's parameters
-    and buffers, the result is a digest of the model's code without its weights.
+    Only the shapes and dtypes of the tensors ``apart_from`` count, not their values. If these tensors are a model's
+    parameters and buffers, the result is a digest of the model's code without its weights.
     """
     digest, weights = hashlib.sha256(), frozenset(map(id, apart_from))
     # objects may refer to each other; visited objects are kept alive, so that no new object gets one of their ids

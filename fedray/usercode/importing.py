@@ -24,7 +24,7 @@ FORMS = "file.py:Name or module:Name"
 
 
 PREFIXES = ("torchvision:",)
-"""The beginnings of names that have a colon and are not user-defined."""
+"""How names in a config begin that have a colon, but do not name a user-defined object."""
 
 
 def is_user_defined(name: str) -> bool:
@@ -33,11 +33,11 @@ def is_user_defined(name: str) -> bool:
 
 
 def import_object(name: str, key: str) -> Any:
-    """Returns the object that ``module:Name`` or ``file.py:Name`` names.
+    """Imports and returns the object that a config names as ``module:Name`` or ``file.py:Name``.
 
     A file's path is absolute or relative to the working directory. The file may have the same name as another module,
     and is read again if it has been edited. Modules that the file imports are also looked for in its folder, after all
-    other places. :func:`source_file` tells from which file an object came.
+    other places.
 
     Raises :class:`UserError`, which names the config's ``key``, if there is no such object or importing it fails.
     """
@@ -52,10 +52,11 @@ def import_object(name: str, key: str) -> Any:
 
 
 def check_user_object(name: str, key: str) -> None:
-    """Checks the name of a user-defined object without importing anything.
+    """Checks the name of a user-defined object in a config without importing anything. A name that comes with
+    fedray passes.
 
-    Raises :class:`UserError`, which names the config's ``key``, if ``name`` has neither of the two forms, or its file
-    can't be read.
+    Raises :class:`UserError`, which names the config's ``key``, if ``name`` is not of the form ``file.py:Name`` or
+    ``module:Name``, or if the file can't be read.
     """
     if is_user_defined(name) and not name.startswith(PREFIXES):
         where = _parts(name, key)[0]
@@ -64,7 +65,8 @@ def check_user_object(name: str, key: str) -> None:
 
 
 def home_of(name: str, key: str) -> str:
-    """Returns the name of the Python module in which :func:`import_object` finds the object of this name."""
+    """Imports the user-defined object ``name`` (``module:Name`` or ``file.py:Name``), and returns the name of the
+    Python module in which :func:`import_object` finds it. ``key`` is the config's key, for messages."""
     return _found(name, key)[0].__name__
 
 
@@ -87,7 +89,8 @@ def _parts(name: str, key: str) -> tuple[str, str]:
 
 
 def source_file(thing: Any) -> Path | None:
-    """Returns the file that defines a class, function or module, or the class of any other object.
+    """Returns the file that defines ``thing``, if that is a class, function or module. For any other object it is the
+    file that defines the object's class.
 
     Returns None for objects that were typed at a prompt or come from a compiled module.
     """
@@ -98,7 +101,7 @@ def source_file(thing: Any) -> Path | None:
 
 
 def short_name(name: str) -> str:
-    """Returns a short form of a name for use in a folder's name.
+    """Returns a short form of an object's name in a config, for use in the name of a run's folder.
 
     ``path/to/file.py:Name`` becomes ``file:Name``; other names stay as they are.
     """
@@ -116,7 +119,7 @@ def _module(name: str, what: str) -> ModuleType:
 
 
 def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
-    """Returns the absolute path of a file of the user's, and its code."""
+    """Returns the absolute path of ``file``, one of the user's files, and its content."""
     path = in_home(file).absolute()
     try:
         return path, path.read_bytes()
@@ -149,9 +152,9 @@ def _module_in_file(file: str, what: str) -> ModuleType:
 
 @contextlib.contextmanager
 def as_user_error(what: str) -> Iterator[None]:
-    """A context in which an error of the user's code becomes a :class:`UserError` of one line.
+    """A context for calling the user's code, in which an exception becomes a :class:`UserError` of one line.
 
-    The line begins with ``what``. The error's type and message follow, and the place in the user's files.
+    The line begins with ``what``. The exception's type and message follow, and the place in the user's files.
     """
     try:
         yield
@@ -162,9 +165,10 @@ def as_user_error(what: str) -> Iterator[None]:
 
 
 def error_line(error: BaseException) -> str:
-    """Returns an error's type and message in one line, and the place in the user's files that raised it.
+    """Returns an exception's type and message in one line, and the place in the user's files that raised it, such as
+    ``ValueError: too few samples (mine.py, line 12)``.
 
-    The place is the last line of the user's code in the traceback.
+    The place is the last line of the user's code in the traceback. It is left out if there is none.
     """
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

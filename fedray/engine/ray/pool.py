@@ -29,8 +29,8 @@ from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment.experiment import Experiment
 
 ENCLOSED_BYTES = 1 << 16
-"""Broadcasts up to this size travel within each task. A larger one is put into Ray's object store once, and each actor
-fetches it from there, which takes about a millisecond."""
+"""Broadcasts up to this many bytes travel within each task. A larger one is put into Ray's object store once, and each
+actor fetches it from there, which takes about a millisecond."""
 
 MARGIN = 1.2
 """The factor by which an actor may be slower than before without the others having to wait for it."""
@@ -45,10 +45,11 @@ class _Sent:
 
 
 class RayPool:
-    """The client actors of a run.
+    """The pool of the Ray engine: the client actors of a run, which may be on many nodes. An actor that dies
+    is replaced.
 
-    ``actors`` have been started by the driver; the pool waits for them for ``engine.start_timeout`` seconds. ``states``
-    is the state folder of the server's node. ``note(line)`` records a line.
+    ``actors`` have been started by the driver, and the pool waits for them for ``engine.start_timeout`` seconds.
+    ``states`` is the folder with clients' states on the server's node. ``note(line)`` writes a line into the run's log.
     """
 
     def __init__(
@@ -139,7 +140,8 @@ class RayPool:
 
     @property
     def task_fraction(self) -> float:
-        """The size that a task should have, as a fraction of an even share of the remaining work.
+        """How large the next task of a round should be, as a fraction of an even share, which is the remaining work
+        divided by the number of actors.
 
         It is small enough that the slowest actor finishes its task before the others run out of work: slowest speed /
         mean speed / :data:`MARGIN`. With speeds of 100 and 300 samples a second, it is 100 / 200 / 1.2 = 0.42. It is
