@@ -145,7 +145,7 @@ class Callbacks:
         return any(_method(each, "round") for _, each in self._all())
 
     def start(self, run: RunStart) -> None:
-        """Calls the method ``start`` of all callbacks that have one."""
+        """Calls the method ``start`` of all callbacks that have one, with ``run``, before the rounds begin."""
         self._call("start", run)
 
     def round(self, report: Report) -> bool:
@@ -162,7 +162,7 @@ class Callbacks:
             opened[0] = None
 
     def end(self, result: RunResult) -> None:
-        """Calls the method ``end`` of all callbacks that have one."""
+        """Calls the method ``end`` of all callbacks that have one, with ``result``, after the run."""
         self._call("end", result)
 
     def _all(self) -> list[tuple[str | None, Any]]:

@@ -80,12 +80,13 @@ class Clients:
 
     @property
     def largest(self) -> int:
-        """The number of the client with the most samples."""
+        """The number of the client with the most samples, for which memory is estimated."""
         return int(self.data.sizes().argmax())
 
     def first_batch(self, client: int, copies: int | None = None) -> tuple[Any, Tensor]:
-        """Returns a mini-batch of ``client``, inputs ``[b, ...]`` and targets ``[b, ...]``, to try the model on it.
-        With ``copies`` the mini-batch is repeated as often, as for a stack of equal clients: ``[copies, b, ...]``."""
+        """Returns inputs ``[b, ...]`` and targets ``[b, ...]`` of a mini-batch of ``client``, on which
+        memory can be measured. With ``copies`` the mini-batch is repeated, as for a stack of that many
+        clients: ``[copies, b, ...]``."""
         indices = self.data.client(client)[: self.experiment.training.batch_size]
         return self.train.gather(indices if copies is None else np.broadcast_to(indices, (copies, len(indices))))
 
@@ -197,12 +198,14 @@ class Clients:
 
     def received(self, handles: Sequence[Handle | None]) -> Model:
         """Returns the models that a stack's clients received when they last took part, with a row for each client,
-        ``[C, ...]``. ``handles`` refer to the models. Clients that never took part get zeros."""
+        ``[C, ...]``, for an algorithm that declares ``needs_received``. ``handles`` refer to the models. Clients that
+        never took part get zeros."""
         layout = self.network.layout
         return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
 
     def state_width(self) -> int:
-        """Returns how many numbers each client keeps from round to round as its state."""
+        """Returns how many float32 numbers each client keeps from round to round as its state, 0 if the algorithm
+        declares no client state."""
         layout, algorithm = self.network.layout, self.algorithm
         return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
 

@@ -34,8 +34,8 @@ def draw_cohort(
 
 def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     """Returns the aggregation weights p_i of a cohort's clients, whose sum is 1. ``sizes`` has the clients' numbers of
-    samples n_i. With ``weighting`` "uniform" each of the m clients has the weight 1 / m. Otherwise the weight is n_i /
-    n_S, where n_S is the number of samples of the whole cohort."""
+    samples n_i. With ``weighting`` "uniform" each of the m clients has the weight ``1 / m``. Otherwise the weight is
+    ``n_i / n_S``, where n_S is the number of samples of the whole cohort."""
     if weighting == "uniform":
         return [1 / len(sizes)] * len(sizes)
     total = int(sizes.sum())

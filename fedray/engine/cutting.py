@@ -67,8 +67,7 @@ class TaskCutter:
 
     @property
     def samples(self) -> float:
-        """The number of samples in all local mini-batches of the cohort that was cut last, by which work
-        is measured."""
+        """The work of the cohort that was cut last: the number of samples in all its clients' local mini-batches."""
         return sum(self._work)
 
     def work_of(self, blocks: Blocks) -> float:

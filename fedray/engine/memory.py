@@ -118,11 +118,12 @@ class Footprint:
 
     @property
     def whole(self) -> int:
+        """The bytes of GPU memory that the actor takes while it trains."""
         return self.context + self.chunk
 
     @property
     def fits(self) -> int:
-        """How many such actors fit together into the memory of the GPU that was free."""
+        """How many actors with this footprint fit together into the free memory of the GPU."""
         return int(HEADROOM * self.free // self.whole)
 
     def arithmetic(self, actors: int) -> str:

@@ -40,7 +40,7 @@ class Observer:
 
     def needs_state_after(self, number: int) -> bool:
         """Returns whether the next round may begin only after :meth:`evaluated` was called for round ``number``,
-        because it uses the run's state after this round."""
+        because the observer then uses the run's state after this round."""
         return False
 
 
@@ -190,8 +190,8 @@ class Best(Observer):
             self.reason = "run.patience"
 
     def restore(self, metrics: pd.DataFrame) -> None:
-        """Finds the best value so far in ``metrics``, the rows of metrics.csv, before a run continues from
-        a checkpoint."""
+        """Finds the best value of the main metric so far in ``metrics``, the rows of metrics.csv, before a run
+        continues from a checkpoint."""
         if self.column in metrics:
             for row in metrics[["round", self.column]].dropna().itertuples(index=False):
                 self._follow(int(row[0]), float(row[1]))

@@ -28,7 +28,8 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 
 
 def user_import_path() -> list[str]:
-    """Returns the entries of ``sys.path`` at which this process finds the user's modules."""
+    """Returns the entries of ``sys.path`` at which this process finds the user's modules, so that other processes can
+    look there, too."""
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
@@ -94,7 +95,8 @@ def unchanged_settings() -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Returns freed memory of this process to the system, except for memory below a block that is still in use."""
+    """Returns memory that this process has freed to the operating system, except for memory below a block that is still
+    in use."""
     if libc := _glibc():
         libc.malloc_trim(0)
 
@@ -104,8 +106,11 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def require_device(device: str, precision: str = "fp32") -> None:
-    """Raises :class:`UserError` if torch can't use ``device`` in this process, even though Ray may have counted it, or
-    if the device does not support ``precision``."""
+    """Checks that this process can compute on ``device`` ("cpu" or "cuda") in ``precision`` (``train.precision``).
+
+    Raises :class:`UserError` if torch can't use the device here, even though Ray may have counted a GPU, or if the
+    device does not support the precision.
+    """
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():

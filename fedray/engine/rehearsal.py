@@ -28,8 +28,8 @@ this number."""
 
 
 class Rehearsed(NamedTuple):
-    """The result of a rehearsal. ``operations`` are torch's names of the operations without a deterministic version
-    that were found. If ``strict`` is true, tasks must be done in strict mode
+    """What a rehearsal (one gradient and one evaluation before the first round) has found. ``operations`` are torch's
+    names of the operations without a deterministic version. If ``strict`` is true, tasks must be done in strict mode
     (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention, and
     ``operations`` has only what was found in this mode."""
 

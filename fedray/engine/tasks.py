@@ -30,11 +30,12 @@ class PhaseTask:
     ``phase`` is the index into ``Algorithm.phases``. ``blocks`` are the clients' positions in the cohort, which has
     ``members`` clients. ``work`` is the number of samples in all their local mini-batches.
 
-    The fields from ``ids`` to ``gaps`` have an entry for each client, and so have ``states`` and ``received``.
-    ``broadcasts`` and ``scalars`` have an entry for each phase up to this one, so that a worker can repeat the earlier
-    phases if the actor that did them was lost. ``states`` has handles of the clients' states, None for a client that
-    has none yet. ``received`` has handles of the models that the clients received last, if the algorithm needs them.
-    ``keeps`` says whether the worker keeps ``Result.kept`` for a later phase.
+    ``ids``, ``weights`` (for aggregation), ``steps`` (local ones) and ``gaps`` (rounds since the last participation)
+    have an entry for each client. So do ``states``, handles of the clients' states, with None for a client that has
+    none yet, and ``received``, handles of the models that the clients received last, if the algorithm needs them.
+    ``broadcasts`` and ``scalars`` have an entry for each phase up to this one, so that a worker can repeat the
+    earlier phases if the actor that did them was lost. ``keeps`` says whether the worker keeps ``Result.kept`` for a
+    later phase.
     """
 
     round: int

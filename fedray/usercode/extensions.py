@@ -34,8 +34,8 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> s
 
 
 def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
-    """Returns the object that a config names: one of ``known``, or a user-defined one (``file.py:Name``
-    or ``module:Name``).
+    """Returns the object that a config names: one of ``known``, or a user-defined one, ``file.py:Name``
+    or ``module:Name``.
 
     Args:
         name: The name in the config.

@@ -28,7 +28,8 @@ PREFIXES = ("torchvision:",)
 
 
 def is_user_defined(name: str) -> bool:
-    """Returns whether a name in a config means a user-defined object, rather than one that comes with fedray."""
+    """Returns whether a name in a config means a user-defined object (``file.py:Name`` or ``module:Name``), rather than
+    one that comes with fedray."""
     return ":" in name or name.endswith(".py")
 
 

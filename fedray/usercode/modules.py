@@ -17,15 +17,15 @@ version of Python."""
 
 
 def with_length(part: str | bytes) -> bytes:
-    """Returns ``part`` as bytes after its length in 8 bytes, so that the hashes of ("ab", "c") and ("a",
-    "bc") differ."""
+    """Returns ``part`` as bytes after its length in 8 bytes. Several parts in a row then give another hash if they are
+    divided in another way, as "ab", "c" and "a", "bc"."""
     data = part.encode() if isinstance(part, str) else part
     return len(data).to_bytes(8, "big") + data
 
 
 def sha256_of(*parts: str | bytes) -> bytes:
-    """Returns the sha256 of several parts, 32 bytes. The length of each part counts too, so that ("ab", "c") and ("a",
-    "bc") differ."""
+    """Returns the sha256 of several parts, 32 bytes. It also depends on how the text is divided into parts: "ab", "c"
+    and "a", "bc" give different digests."""
     return hashlib.sha256(b"".join(map(with_length, parts))).digest()
 
 

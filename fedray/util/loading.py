@@ -12,7 +12,7 @@ from collections.abc import Iterator
 def collector_paused() -> Iterator[None]:
     """A context in which Python's garbage collector is paused, for importing large packages.
 
-    Imports make a million objects and hardly any garbage. Looking through these objects repeatedly takes a sixth of the
+    Imports make a million objects and hardly any garbage. The collector's passes over these objects take a sixth of the
     time of torch's import.
     """
     was_enabled = gc.isenabled()

@@ -74,7 +74,8 @@ class Scoring:
 
     @property
     def of_cohort(self) -> bool:
-        """Whether the clients of each cohort are scored."""
+        """Whether the clients of each cohort are scored, because the run has models that differ from client
+        to client."""
         return self.personal or self.finetune_steps > 0
 
     def models(self, further: Sequence[str]) -> list[str]:
@@ -176,13 +177,14 @@ class ClientScores:
         """Returns what the scores add to the round's row of metrics.csv: values by column.
 
         If the cohort is scored, each model has a column with its mean score over the cohort's clients that have a test
-        share (``personalized_<metric>``, ``finetuned_<metric>`` and ``<model>_on_shares_<metric>``).
+        share: ``personalized_<metric>``, ``finetuned_<metric>`` and ``<model>_on_shares_<metric>``.
         ``cohort_with_shares`` is the number of these clients, and ``cohort_least_share`` the fewest test samples of
         one of them.
 
-        If ``run.eval_clients`` chose clients, ``clients_<metric>_mean``, ``_worst_tenth`` and ``_std`` are about the
-        global model's scores of all chosen clients that have a test share, and ``clients_with_shares`` and
-        ``clients_least_share`` about these shares. If no client has a share, all columns but the two numbers of
+        If ``run.eval_clients`` chose clients, ``clients_<metric>_mean``, ``_worst_tenth`` and ``_std`` are the mean,
+        the mean of the worst tenth, and the standard deviation of the global model's scores over the chosen clients
+        that have a test share. ``clients_with_shares`` is the number of these clients, and ``clients_least_share``
+        the fewest test samples of one of them. If no client has a test share, all columns but the two numbers of
         clients are NaN.
         """
         row: dict[str, float] = {}

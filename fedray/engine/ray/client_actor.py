@@ -47,6 +47,7 @@ class ClientActor:
         return self.node, self.worker.describe()
 
     def run(self, task: Task) -> Any:
+        """Does ``task`` and returns its result, in a form that Ray can send to the server."""
         result = self.worker.run(task)
         if isinstance(result, PhaseResult):
             for partial in result.sums.values():
@@ -81,12 +82,15 @@ class StateReader:
         self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)
 
     def read(self, file: StateFile) -> State:
+        """Returns the arrays of the client state in ``file``, a file on this node, by name."""
         return self.states.read(file)
 
     def drop(self, files: Sequence[StateFile]) -> None:
+        """Removes ``files``, clients' states on this node that are no longer needed."""
         self.states.drop(files)
 
     def clear(self) -> None:
+        """Removes all files with clients' states of this run from this node."""
         self.states.clear()
 
 

@@ -70,8 +70,8 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
 
 
 def existing_cluster(engine: EngineConfig) -> str | None:
-    """Returns the address of the Ray cluster that :func:`connect` would join, or None if it would start a
-    new cluster."""
+    """Returns the address of the Ray cluster that :func:`connect` would join, such as ``10.0.0.1:6379``, or None if it
+    would start a new cluster."""
     address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here()
     return None if address == "local" else address
 
@@ -109,9 +109,8 @@ def living_nodes() -> list[dict[str, Any]]:
 
 
 def actor_count(experiment: Experiment) -> int:
-    """Returns the number of client actors that a run starts, which is ``engine.actors``. ``auto`` stands for as
-    many as fit on the cluster, but at most one for each client of a cohort, and ``per_client`` for one for each of
-    these clients."""
+    """Returns the number of client actors that a run starts, by ``engine.actors``. ``per_client`` means one for each
+    client of a cohort, and ``auto`` means as many as fit on the cluster, but no more than the cohort has clients."""
     engine, members = experiment.config.engine, experiment.cohort_size
     if engine.actors == "per_client":
         return members

@@ -46,9 +46,9 @@ BATCH_SECONDS = 0.1
 
 
 class ServerActor:
-    """The Ray actor that runs the rounds. ``actors`` are the client actors, which the driver starts before the
-    server to save time. The driver calls :meth:`run`, and meanwhile :meth:`next` again and again to learn what
-    has happened."""
+    """The Ray actor that runs the rounds. ``actors`` are the client actors, which the driver starts before the server
+    to save time. The driver calls :meth:`run`, and meanwhile :meth:`next` repeatedly, to learn what has happened in
+    the run."""
 
     def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
         self.experiment, self.data, self.actors = experiment, data, actors
@@ -58,8 +58,8 @@ class ServerActor:
         self.opened: Run | None = None
 
     def run(self, lockstep: bool) -> None:
-        """Runs the experiment to its end. With ``lockstep`` the server waits for the driver's answer after
-        each round."""
+        """Runs the experiment to its end. With ``lockstep`` the server waits for the driver's answer after each round,
+        which the driver sends by :meth:`next`."""
         try:
             for events in self._run(lockstep):
                 self.events.put(events)

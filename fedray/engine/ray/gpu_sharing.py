@@ -28,6 +28,7 @@ class Probe:
     """An actor that is set up like a client actor, to measure how much memory of a GPU a client actor takes."""
 
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
+        """Returns the GPU memory that a client actor of ``experiment`` takes while it trains."""
         engine = experiment.config.engine
         with computing_process(engine.threads, engine.portable_bits, experiment.precision):
             require_device(experiment.device, experiment.precision)
@@ -36,10 +37,10 @@ class Probe:
 
 
 def footprint_of(clients: Clients) -> Footprint:
-    """Measures how much GPU memory this process takes while it trains as many copies of the client with the most
-    samples as it trains together in a run.
+    """Measures how much GPU memory this process takes to train a stack (clients that are trained together) of copies of
+    the client with the most samples.
 
-    Raises :class:`UserError` if even one process does not fit on the GPU.
+    Raises :class:`UserError` if even one such stack does not fit on the GPU.
     """
     experiment, width = clients.experiment, clients.state_width()
     size = (experiment.chunk or 1) if experiment.vectorize else clients.lanes

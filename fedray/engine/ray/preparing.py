@@ -86,6 +86,7 @@ class NodeReader:
             )
 
     def append(self, folder: Path, name: str, piece: np.ndarray) -> None:
+        """Appends the bytes ``piece`` to the file ``name`` of this node's unfinished copy of ``folder``."""
         with (self._staging(folder) / name).open("ab") as file:
             file.write(piece.data)
 

@@ -58,8 +58,8 @@ class StoredSource:
     rest: Source
 
     def get(self) -> Source:
-        """Returns the source with its samples. If :func:`store` then gets a data set with the same arrays, it does not
-        store them again."""
+        """Returns the source with its samples, which are read-only arrays in the object store of this node. If
+        :func:`store` later gets a data set with these arrays, it does not store them again."""
         arrays = tuple(map_leaves(received, tree) for tree in ray.get(self.samples))
         _fetched[tuple(map(id, arrays))] = self.samples, arrays
         x, y, x_test, y_test = arrays

@@ -39,8 +39,9 @@ class Packed:
         return Packed(map_leaves(lambda value: on_host(value).numpy(), self.arrays), self.widths)
 
     def unpack(self, device: torch.device) -> dict[str, Vector]:
-        """Returns the models and vectors by name, as they were before :meth:`pack`, in fresh memory on ``device``. The
-        memory in which they arrived may be shared, read-only or unaligned."""
+        """Returns the models and vectors by name, as they were before :meth:`pack`, in fresh memory on
+        ``device``. They do not share the memory of the packed arrays, which may be shared with other processes,
+        read-only or unaligned."""
         tensors = map_leaves(lambda value: _own(value, device), self.arrays)
         return {
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor

@@ -39,6 +39,7 @@ class StateFile:
 
     @property
     def name(self) -> str:
+        """The file's name without its folder."""
         return os.path.basename(self.path)
 
 
