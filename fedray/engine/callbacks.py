@@ -196,7 +196,8 @@ def _called(where: str | None, name: str, method: Callable[[Any], Any], argument
 
 @contextlib.contextmanager
 def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
-    """A context in which exceptions get a note that names the callback, if this version of Python has notes."""
+    """A context for calling ``method``, the method ``name`` of a callback. An exception gets a note that names the
+    callback, if this version of Python has notes."""
     try:
         yield
     except Exception as error:
@@ -206,7 +207,8 @@ def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
 
 
 def _method(callback: Any, name: str) -> Callable[[Any], Any] | None:
-    """Returns the method ``name`` of a callback, or None. A function counts as its own method ``round``."""
+    """Returns the method ``name`` ("start", "round" or "end") of a callback, or None if it has no such method. A
+    function counts as its own method ``round``."""
     found = getattr(callback, name, None)
     if callable(found) and getattr(type(callback), name, None) is not getattr(Callback, name):
         method: Callable[[Any], Any] = found

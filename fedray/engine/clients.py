@@ -103,8 +103,8 @@ class Clients:
         return Samples(stored, targets, scale, shift, self.device)
 
     def _shapes(self) -> set[Any]:
-        """Returns the shapes of the mini-batches whose gradients are compiled: full ones, in stacks of the sizes that a
-        whole cohort has."""
+        """Returns the shapes of the mini-batches whose gradients are compiled, which are full mini-batches: their
+        number of samples, or, with stacks, pairs of the number of clients in a stack and the number of samples."""
         experiment, size = self.experiment, self.experiment.training.batch_size
         if not experiment.vectorize or experiment.chunk is None:
             return {size}
@@ -129,8 +129,8 @@ class Clients:
         return self._last_broadcast[1]
 
     def _fitting_lanes(self) -> int:
-        """Returns how many clients are trained side by side: as many as the experiment asks for, or fewer if the GPU
-        has not enough memory."""
+        """Returns how many clients are trained side by side in this process: as many as the experiment asks for, or
+        fewer if the memory of the GPU is not enough."""
         wanted = self.experiment.lanes
         if wanted == 1 or self.device.type != "cuda":
             return wanted
@@ -222,7 +222,8 @@ class Clients:
         return stacked
 
     def _initial(self, client: int | None) -> Model:
-        """Returns the initial model of the run, or one that is drawn for ``client``."""
+        """Returns the model with which the run begins, or, if ``client`` is not None, an initial model that is drawn
+        for this client."""
         layout = self.network.layout
         return layout.model(layout.pack(self.experiment.build_model(client)).row.to(self.device))
 

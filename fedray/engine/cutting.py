@@ -121,8 +121,8 @@ def cut_into_tasks(
 
 
 class _Blocks:
-    """The blocks of a cohort that no task has yet, the most expensive first: a heap, and their ``cost``. The arguments
-    are those of :func:`cut_into_tasks`."""
+    """The blocks of a cohort that are not yet in a task: a heap ``left`` with the most expensive block first, and the
+    ``cost`` of all of them together. The arguments are those of :func:`cut_into_tasks`."""
 
     def __init__(self, work: Sequence[float], undivided: Blocks | None, nodes: int, together: int) -> None:
         self._upto = list(itertools.accumulate(work, initial=0))
@@ -132,7 +132,8 @@ class _Blocks:
         heapq.heapify(self.left)
 
     def take(self, target: float) -> list[tuple[int, int]]:
-        """Removes blocks that cost about ``target`` together, and returns them. Blocks that are too large are cut."""
+        """Removes blocks for the next task, which cost about ``target`` together, and returns them. Blocks that are too
+        large are cut before."""
         blocks: list[tuple[int, int]] = []
         room, added, deepest = target, 0, 0
         while self.left:
@@ -161,7 +162,8 @@ class _Blocks:
         return *_priority(self._upto[stop] - self._upto[start], stop - start), start, stop
 
     def _nodes_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns how many nodes a block has after it is added up, and at most while it is added up."""
+        """Returns how many nodes of the summation tree a worker holds for the block of the positions start .. stop - 1:
+        after it has added up the block, and at most while it does so."""
         if self._undivided is None:
             return 1, max(1, (stop - start - 1).bit_length())
         count = len(list(subtrees(start, stop, self._members)))
@@ -169,7 +171,8 @@ class _Blocks:
 
 
 def _priority(cost: float, length: int) -> tuple[float, float]:
-    """Returns the sorting key, smallest first, of a block of ``length`` clients that costs ``cost``."""
+    """Returns the key by which blocks are sorted, the smallest key first. The block has ``length`` clients and
+    costs ``cost``."""
     return -math.frexp(cost)[1], -cost if length == 1 else 0
 
 

@@ -113,7 +113,8 @@ def nondeterministic_operations() -> tuple[str, ...]:
 
 
 def _operation(warning: str) -> str | None:
-    """Returns the operation that a warning of torch's calls not deterministic, or None for any other warning."""
+    """Returns the name of the operation that a warning of torch's calls not deterministic, or None for any
+    other warning."""
     if "deterministic" not in warning.lower():
         return None
     if "CuBLAS" in warning:
@@ -123,7 +124,8 @@ def _operation(warning: str) -> str | None:
 
 @contextlib.contextmanager
 def _gpu_switches(tf32: bool) -> Iterator[None]:
-    """A context with products in float32 or TF32, and with kernels of cuDNN that always add in the same order."""
+    """A context in which GPUs compute products in float32 or in TF32, and in which cuDNN uses only kernels that always
+    add in the same order."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

@@ -181,7 +181,7 @@ def together(cohort: ClientPhase) -> ClientPhase:
 
 
 def _mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Returns the weighted mean ``[1, k]`` of rows ``[C, k]``."""
+    """Returns the mean ``[1, k]`` of the rows ``values [C, k]``, weighted by ``weights [C]``."""
     return (weights @ values.double()).float()[None]
 
 

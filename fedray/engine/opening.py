@@ -96,7 +96,8 @@ def _recorder(
     machines: list[dict[str, Any]],
     after: int,
 ) -> Recorder:
-    """Returns the recorder of a run that continues after round ``after``; ``machines`` describe its processes."""
+    """Returns the recorder that writes the run folder of a run that continues after round ``after``. ``machines`` has
+    descriptions of the run's processes."""
     return Recorder(
         folder,
         dump(experiment.config),
@@ -109,7 +110,8 @@ def _recorder(
 
 
 def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Iterator[str]:
-    """Yields warnings about a run that continues from the checkpoint ``saved``."""
+    """Yields warnings for the user about damaged files of a run that continues from the checkpoint ``saved`` (None for
+    a new run), and about nodes that may give different bits."""
     if saved is not None:
         if recorder.rows_lost > 0:
             yield f"warning: metrics.csv lacks {recorder.rows_lost} of the rows up to round {saved.round}"
@@ -122,7 +124,8 @@ def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Itera
 
 
 def _on_operations(operations: Sequence[str]) -> list[str]:
-    """Returns a warning about ``operations`` that have no deterministic version, if there are any."""
+    """Returns a list with a warning about ``operations``, which have no deterministic version; the list is empty if
+    there are none."""
     if not operations:
         return []
     return [f"warning: bits are not promised, because they may differ from run to run: {'; '.join(operations)}"]

@@ -83,7 +83,8 @@ class PhaseRunner:
     def _together(
         self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
     ) -> None:
-        """Runs :meth:`_stack`. If its clients can't be trained side by side, it runs them again in smaller stacks."""
+        """Runs :meth:`_stack`. If the stack's clients can't be trained side by side, it runs them again in
+        smaller stacks."""
         try:
             # in a function of its own, so that a stack's tensors are freed before the next stack begins
             return self._stack(task, position, rows, leaves, merged)
@@ -100,8 +101,9 @@ class PhaseRunner:
     def _stack(
         self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
     ) -> None:
-        """Runs a phase for one stack, and adds its results to ``leaves`` and ``merged``. The stack's first client is at
-        ``position`` in the cohort, and its clients are the entries ``rows`` of the task."""
+        """Runs a phase for one stack, and adds the uploads to ``leaves`` and all other results to ``merged``. The
+        stack's first client is at ``position`` in the cohort, and its clients are the entries ``rows`` of the
+        task's lists."""
         try:
             result, client = self._phase(task, task.phase, position, rows)
         except (StateLost, UserError, _Apart):
@@ -156,7 +158,8 @@ class PhaseRunner:
         return stacks
 
     def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
-        """Returns the float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
+        """Returns the float64 weights ``[C, 1]`` by which the clients' values of ``upload`` are multiplied before they
+        are summed. The cohort has ``members`` clients."""
         if upload.weights == "weighted_mean":
             return column(client.stack.weights, self.clients.device, torch.float64)
         if upload.weights == "uniform_mean":
@@ -167,7 +170,8 @@ class PhaseRunner:
         return upload.scale.double()
 
     def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
-        """Runs one phase for one stack. If the kept values of the phase before are missing, that phase is run first."""
+        """Runs one phase for one stack, and returns what the algorithm returned and the stack's :class:`ClientPhase`.
+        If the values that the previous phase kept are missing, that phase is run first."""
         name = self.algorithm.phases[phase]
         key = (task.round, position, rows.stop - rows.start, phase)
         kept: dict[str, Vector] = {}

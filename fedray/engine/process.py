@@ -34,8 +34,9 @@ def user_import_path() -> list[str]:
 
 
 def _import_path() -> dict[str, str]:
-    """Returns environment variables with which a Ray process finds the user's modules where this process does. Entries
-    before Python's own modules stay in front of these; ``fedray/__init__.py`` adds the others at the end."""
+    """Returns environment variables with which a Ray process finds the user's modules where this process finds them.
+    Folders that stand before Python's own modules in ``sys.path`` do so there, too; ``fedray/__init__.py`` adds the
+    others at the end."""
     entries = user_import_path()
     python = sysconfig.get_path("stdlib")
     first = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in entries]

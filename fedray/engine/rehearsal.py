@@ -53,7 +53,8 @@ def rehearsed(clients: Clients, evaluator: Evaluator) -> Rehearsed:
 
 
 def _met(clients: Clients, evaluator: Evaluator) -> tuple[str, ...]:
-    """Computes a gradient and an evaluation, and returns their operations without a deterministic version."""
+    """Computes a gradient and an evaluation, and returns the names of the operations in them that have no
+    deterministic version."""
     network, data, before = clients.network, clients.data, torch.is_warn_always_enabled()
     model = network.loaded()
     # torch warns about some operations only once in the life of a process

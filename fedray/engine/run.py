@@ -120,8 +120,8 @@ class Run:
         self._finish(status)
 
     def _observe(self, result: RoundResult) -> None:
-        """Shows a trained round to the observers. If one of them needs the state after this round, the tasks that were
-        put off are done now."""
+        """Shows a round to the observers after its training. If one of them needs the state after this round,
+        evaluation tasks that were put off are done now."""
         result.diverged = not (math.isfinite(result.metrics.get("train_loss", 0)) and self.state.is_finite())
         self._unreported.append(result)
         for observer in self.observers:
@@ -142,7 +142,8 @@ class Run:
                 self._say(line)
 
     def _facts(self, result: RoundResult) -> dict[str, Any]:
-        """Returns the columns of clients.parquet that runs of all algorithms have."""
+        """Returns the columns of clients.parquet that runs of all algorithms have, by name, for the clients of the
+        round's cohort."""
         cohort = result.cohort
         return {
             "round": result.number,
@@ -191,7 +192,8 @@ class Run:
         return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
     def _save_model(self, name: str) -> None:
-        """Writes the evaluated model into the run folder, with all tensors of the user's module."""
+        """Writes the evaluated model into the file ``name`` of the run folder, with all tensors of the
+        user's module."""
         network = self.worker.clients.network
         model = self.experiment.algorithm.eval_model(self.state.server)
         named = network.saved(model)

@@ -96,7 +96,7 @@ class CohortSums:
 
 
 def _where_it_fits(node: Tensor) -> Tensor:
-    """Returns ``node``, moved to the CPU if it is large and its GPU has little free memory."""
+    """Returns the partial sum ``node``, moved to the CPU if it is large and its GPU has little free memory."""
     if node.device.type == "cpu" or node.nbytes < LARGE or ROOM * node.nbytes <= available(node.device):
         return node
     return on_host(node)

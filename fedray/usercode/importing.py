@@ -20,7 +20,7 @@ from fedray.errors import UserError, near_miss
 from fedray.util.files import in_home
 
 FORMS = "file.py:Name or module:Name"
-"""The two ways in which a config can name a user-defined object, as a message shows them."""
+"""The two forms in which a config can name a user-defined object, as messages show them."""
 
 
 PREFIXES = ("torchvision:",)
@@ -72,7 +72,8 @@ def home_of(name: str, key: str) -> str:
 
 
 def _found(name: str, key: str) -> tuple[ModuleType, str]:
-    """Returns the module of ``module:Name`` or ``file.py:Name``, and ``Name``."""
+    """Imports the user-defined object ``name``, ``module:Name`` or ``file.py:Name``. Returns its module,
+    and ``Name``."""
     where, attribute = _parts(name, key)
     with as_user_error(f"{key}={name}: can't import {where!r}"):
         read = _module_in_file if where.endswith(".py") else _module
@@ -80,7 +81,8 @@ def _found(name: str, key: str) -> tuple[ModuleType, str]:
 
 
 def _parts(name: str, key: str) -> tuple[str, str]:
-    """Returns ``module`` or ``file.py``, and ``Name``."""
+    """Splits ``module:Name`` or ``file.py:Name`` into the part before the colon and ``Name``. Raises :class:`UserError`
+    for a name of any other form."""
     where, _, attribute = name.rpartition(":")
     if not attribute.isidentifier() or not (
         where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
@@ -131,7 +133,8 @@ def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
 
 
 def _module_in_file(file: str, what: str) -> ModuleType:
-    """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
+    """Imports a file of the user's and returns it as a module. The module's name depends on the file's path and
+    content, so that no other module has this name."""
     path, code = _code_in(file, what)
     name = f"own_{path.stem}_{hashlib.sha256(bytes(path) + code).hexdigest()[:16]}"
     if name in sys.modules:

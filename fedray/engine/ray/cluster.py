@@ -77,8 +77,8 @@ def existing_cluster(engine: EngineConfig) -> str | None:
 
 
 def _address_here() -> str | None:
-    """Returns the address of the cluster that this node belongs to, or None. A cluster that has died leaves its address
-    behind, so the cluster must answer."""
+    """Returns the address of the Ray cluster that this node belongs to, or None. Because a cluster that has died leaves
+    its address behind, the function tries whether the cluster answers."""
     try:
         # the file in which `ray start` stores the address
         address = (ray_folder() / "ray_current_cluster").read_text().strip()

@@ -1,4 +1,4 @@
-"""Copies as Ray makes them when it sends something to an actor, for tests that need no Ray."""
+"""Copies as Ray makes them when it sends something to an actor, for tests that do not start Ray."""
 
 from __future__ import annotations
 

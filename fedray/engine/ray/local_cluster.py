@@ -31,7 +31,7 @@ OF_CLUSTER = {
 set keep their values."""
 
 SOCKETS = "/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""The longest path of a socket below the folder of Ray's files; 4194304 stands for the number of this process."""
+"""The longest path of a socket below the folder of Ray's files. 4194304 stands for the largest number of a process."""
 
 SOCKET_BYTES = 103
 """The largest number of bytes that every system allows in the path of a socket."""
@@ -70,7 +70,8 @@ def ray_folder() -> Path:
 
 
 def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str | None:
-    """Starts a cluster with its files in ``folder``. Returns why it did not start, or None if it did."""
+    """Starts a Ray cluster with its files in ``folder`` and further ``options`` of ``ray.init``. Returns the reason why
+    it did not start, or None if it did."""
     try:
         ray.init(
             address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
@@ -105,7 +106,8 @@ def end_processes() -> None:
 
 
 def _other_folder(folder: Path) -> Path:
-    """Makes a new folder for Ray's files beside ``folder``, or in one of :data:`SHORT_PLACES` if that fails."""
+    """Makes and returns a new folder for Ray's files beside ``folder``, or in one of :data:`SHORT_PLACES` if that
+    fails. Returns ``folder`` if no new folder can be made."""
     for place in (folder.parent, *SHORT_PLACES):
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="ray-", dir=place))
@@ -113,7 +115,8 @@ def _other_folder(folder: Path) -> Path:
 
 
 def _short(folder: Path) -> Path:
-    """Returns ``folder``, or a symbolic link to it if the paths of sockets in it would be too long.
+    """Returns ``folder``, or a symbolic link to it if the paths of sockets in the folder would be too long for
+    the system.
 
     A user always gets the same link for the same folder. Raises OSError if the link can't be made.
     """

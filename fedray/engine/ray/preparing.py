@@ -146,7 +146,7 @@ def map_on_cluster(
 
 
 def _copy(mapped: dict[str, Any], folder: Path, columns: str, nodes: Sequence[_Node]) -> None:
-    """Copies the files of ``folder`` to other nodes, piece by piece."""
+    """Copies the files of the ``mapped`` arrays in ``folder`` to other nodes, piece by piece."""
     files = [Path(shipped(leaf).path) for tree in mapped.values() for leaf in leaves(tree)]
     try:
         _each(nodes, "begin", folder, sum(file.stat().st_size for file in files))
@@ -166,7 +166,7 @@ def _each(nodes: Sequence[_Node], method: str, *arguments: Any) -> None:
 
 
 class _Node:
-    """Another node (its Ray id), with a :class:`NodeReader` on it."""
+    """Another node of the cluster, whose Ray id is ``node``, with a :class:`NodeReader` on it."""
 
     def __init__(self, node: str) -> None:
         place = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -194,7 +194,8 @@ class _Node:
             ) from None
 
     def obstacle(self, items: LazyItems, digest: str) -> str | None:
-        """Returns the reason why the node can't read ``items``, or None if it can."""
+        """Returns the reason why this node can't read ``items``, the samples of a data set with this ``digest``, or
+        None if it can."""
         try:
             found: str | None = self.ask("obstacle", items, digest)
             return found

@@ -29,7 +29,8 @@ PATIENCE = 15.0
 times this."""
 
 _given_up: list[threading.Thread] = []
-"""Threads that still make a connection that nobody needs any more. Each closes its connection once it is made."""
+"""Threads that are still making a connection to Ray that nobody needs any more. Each closes its connection once it
+is made."""
 
 
 def _busy() -> str:

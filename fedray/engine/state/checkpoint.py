@@ -134,8 +134,8 @@ def discard(folder: Path, after: int) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Flushes all writes to the disk of ``folder`` in one call, because an fsync for each of many small files takes far
-    longer."""
+    """Flushes everything that was written to the disk of ``folder`` in one call, because an fsync for each of many
+    small files takes far longer."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
@@ -149,7 +149,7 @@ def _rounds(folder: Path) -> list[Path]:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the files in ``shared`` that no checkpoint refers to any more."""
+    """Removes the files in ``folder``'s subfolder ``shared`` that no checkpoint refers to any more."""
     named = {name for path in _rounds(folder) for name in _checksums(path)}
     for path in (folder / "shared").glob("*"):
         if f"shared/{path.name}" not in named:
@@ -157,7 +157,8 @@ def _sweep(folder: Path) -> None:
 
 
 def _checksums(path: Path) -> dict[str, str]:
-    """Returns the checksums of a checkpoint's files by name; empty if they can't be read."""
+    """Returns the sha256 of each file of the checkpoint in ``path``, by the file's name. The dict is empty if the sums
+    can't be read."""
     try:
         sums = json.loads((path / "checksums.json").read_text())
     except (OSError, ValueError):

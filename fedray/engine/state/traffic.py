@@ -128,7 +128,7 @@ class StateTraffic:
 
 
 def _size(handle: Handle) -> int:
-    """Returns the size in bytes of the file ``handle``, or 0 if the handle is not a file."""
+    """Returns the bytes of the file to which ``handle`` refers, or 0 if it refers to no file."""
     if not isinstance(handle, StateFile):
         return 0
     try:
