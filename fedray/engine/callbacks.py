@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from fedray.tracking.result import RunResult
 
 Look: TypeAlias = Callable[..., Any]
-"""``look(what)`` returns a part of the last reported round, such as its clients; ``look("model", name)`` returns one of
-its models."""
+"""The type of a function that fetches a part of the last reported round. ``look("clients")``, ``look("evaluation")``
+and ``look("layers")`` return columns by name, or None; ``look("model", name)`` returns one of the round's models."""
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that begins, or continues from a checkpoint.
+    """A run that begins, or continues from a checkpoint, as a callback's method ``start`` gets it.
 
-    ``folder`` is its folder, and ``config`` its configuration, in which ``auto`` and null are replaced by values.
+    ``folder`` is the run's folder, and ``config`` its configuration, in which ``auto`` and null are replaced by values.
     ``round`` is the number of rounds that are already done (0 for a new run), and ``rounds`` the total number.
 
     Example:
@@ -44,10 +44,10 @@ class RunStart:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished round: its number ``round`` (from 1), and ``metrics``, its row of metrics.csv.
+    """A finished round, as a callback gets it: its number ``round`` (from 1), and ``metrics``, its row of metrics.csv.
 
-    The other parts are fetched from the process that runs the rounds when a callback reads them, so that they cost
-    nothing otherwise. They are copies, and can be read only until the callback returns.
+    The other parts of the round are fetched from the process that runs the rounds when a callback reads them, so that
+    they cost nothing otherwise. They are copies, and can be read only until the callback returns.
 
     Example:
         def on_round(report):
@@ -60,19 +60,22 @@ class Report:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """The round's rows of clients.parquet, one for each client of the cohort."""
+        """The round's rows of clients.parquet, one for each client of the cohort. Columns are ``round``, ``client``,
+        ``samples``, ``steps`` and what the algorithm records, such as ``loss``."""
         found = self._table("clients")
         assert found is not None
         return found
 
     @property
     def evaluation(self) -> pd.DataFrame | None:
-        """The round's rows of evaluation.parquet, one for each client that was scored; None if no client was scored."""
+        """The round's rows of evaluation.parquet, one for each client that was scored on its test samples, with a
+        column ``<model>_<metric>`` for each model. None if no client was scored."""
         return self._table("evaluation")
 
     @property
     def layers(self) -> pd.DataFrame | None:
-        """The round's rows of layers.parquet, one for each layer; None without ``run.diagnostics``."""
+        """The round's rows of layers.parquet, one for each layer of the server's model, with the columns ``round``,
+        ``layer``, ``update_norm`` and ``norm``. None without ``run.diagnostics``."""
         return self._table("layers")
 
     def model(self, name: str | None = None) -> nn.Module:
@@ -117,7 +120,8 @@ class Callback:
         """Called before the first round, and again if the run goes back to a checkpoint because a process died."""
 
     def round(self, report: Report) -> bool | None:
-        """Called after each round. The next round waits until it returns, and the run ends if it returns true."""
+        """Called after each round. The next round waits until this method returns, and the run ends if it
+        returns true."""
 
     def end(self, result: RunResult) -> None:
         """Called when the run has been completed, has diverged, or was interrupted (``result.status``)."""
@@ -137,15 +141,16 @@ class Callbacks:
 
     @property
     def watch_rounds(self) -> bool:
-        """Whether any callback has the method ``round``."""
+        """Whether any callback has the method ``round``, so that the run must wait for callbacks after each round."""
         return any(_method(each, "round") for _, each in self._all())
 
     def start(self, run: RunStart) -> None:
-        """Calls the method ``start`` of all callbacks."""
+        """Calls the method ``start`` of all callbacks that have one, with ``run``, before the rounds begin."""
         self._call("start", run)
 
     def round(self, report: Report) -> bool:
-        """Calls the method ``round`` of all callbacks, and returns whether one of them asks for the end of the run."""
+        """Calls the method ``round`` of all callbacks that have one. Returns whether the run must end, because one of
+        them returned true. Afterwards the report's parts, such as its clients, can no longer be read."""
         opened = [report.look]
 
         def look(what: str, *name: str | None) -> Any:
@@ -157,7 +162,7 @@ class Callbacks:
             opened[0] = None
 
     def end(self, result: RunResult) -> None:
-        """Calls the method ``end`` of all callbacks."""
+        """Calls the method ``end`` of all callbacks that have one, with ``result``, after the run."""
         self._call("end", result)
 
     def _all(self) -> list[tuple[str | None, Any]]:
@@ -191,7 +196,8 @@ def _called(where: str | None, name: str, method: Callable[[Any], Any], argument
 
 @contextlib.contextmanager
 def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
-    """A context in which exceptions get a note that names the callback, if this version of Python has notes."""
+    """A context for calling ``method``, the method ``name`` of a callback. An exception gets a note that names the
+    callback, if this version of Python has notes."""
     try:
         yield
     except Exception as error:
@@ -201,7 +207,8 @@ def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
 
 
 def _method(callback: Any, name: str) -> Callable[[Any], Any] | None:
-    """Returns the method ``name`` of a callback, or None. A function counts as its own method ``round``."""
+    """Returns the method ``name`` ("start", "round" or "end") of a callback, or None if it has no such method. A
+    function counts as its own method ``round``."""
     found = getattr(callback, name, None)
     if callable(found) and getattr(type(callback), name, None) is not getattr(Callback, name):
         method: Callable[[Any], Any] = found

@@ -36,10 +36,12 @@ from fedray.gradients.stack import StackNetwork
 
 
 class Clients:
-    """Makes the :class:`~fedray.client.phase.ClientPhase` of any clients, on one device.
+    """Everything with which one process simulates clients on one device: the network, the data and the clients' states.
+    :meth:`phase_of` makes the :class:`~fedray.client.phase.ClientPhase` of any clients, with which an algorithm trains.
 
     ``network`` wraps the user's module, into which each client's model is loaded. ``train`` and ``test`` have all
-    samples, and ``states`` is the folder of the clients' states. ``fetch`` returns the object that a handle names.
+    samples of the data set, and ``states`` is the folder of the clients' states. ``fetch`` returns the object that a
+    handle names.
     """
 
     def __init__(
@@ -78,12 +80,13 @@ class Clients:
 
     @property
     def largest(self) -> int:
-        """The client with the most samples."""
+        """The number of the client with the most samples, for which memory is estimated."""
         return int(self.data.sizes().argmax())
 
     def first_batch(self, client: int, copies: int | None = None) -> tuple[Any, Tensor]:
-        """Returns inputs ``[b, ...]`` and targets of a mini-batch of ``client``, or, with ``copies``, as many copies of
-        them, stacked ``[copies, b, ...]``."""
+        """Returns inputs ``[b, ...]`` and targets ``[b, ...]`` of a mini-batch of ``client``, on which
+        memory can be measured. With ``copies`` the mini-batch is repeated, as for a stack of that many
+        clients: ``[copies, b, ...]``."""
         indices = self.data.client(client)[: self.experiment.training.batch_size]
         return self.train.gather(indices if copies is None else np.broadcast_to(indices, (copies, len(indices))))
 
@@ -100,8 +103,8 @@ class Clients:
         return Samples(stored, targets, scale, shift, self.device)
 
     def _shapes(self) -> set[Any]:
-        """Returns the shapes of the mini-batches whose gradients are compiled: full ones, in stacks of the sizes that a
-        whole cohort has."""
+        """Returns the shapes of the mini-batches whose gradients are compiled, which are full mini-batches: their
+        number of samples, or, with stacks, pairs of the number of clients in a stack and the number of samples."""
         experiment, size = self.experiment, self.experiment.training.batch_size
         if not experiment.vectorize or experiment.chunk is None:
             return {size}
@@ -113,9 +116,9 @@ class Clients:
             yield
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
-        """Returns the models and tensors of a broadcast, in fresh, aligned memory of this process.
+        """Returns the models and tensors of the broadcast ``handle`` by name, in fresh, aligned memory of this process.
 
-        The last broadcast is kept, because all tasks of a phase have the same.
+        The last broadcast stays in memory, because all tasks of a phase have the same one.
         """
         if self._last_broadcast is None or self._last_broadcast[0] != handle:
             # the previous broadcast is freed first, because it may be as large
@@ -126,8 +129,8 @@ class Clients:
         return self._last_broadcast[1]
 
     def _fitting_lanes(self) -> int:
-        """Returns how many clients are trained side by side: as many as the experiment asks for, or fewer if the GPU
-        has not enough memory."""
+        """Returns how many clients are trained side by side in this process: as many as the experiment asks for, or
+        fewer if the memory of the GPU is not enough."""
         wanted = self.experiment.lanes
         if wanted == 1 or self.device.type != "cuda":
             return wanted
@@ -140,7 +143,8 @@ class Clients:
         return lanes
 
     def with_fewer_lanes(self, lanes: int, why: str) -> None:
-        """Lowers the number of clients that are trained side by side from now on, and tells the user ``why``."""
+        """Lowers the number of clients that this process trains side by side to ``lanes``, from now on. The user is
+        told, with ``why`` as the reason."""
         self.lanes = lanes
         self._lines.append(f"{_lanes(lanes)} from now on, because {why}")
         if self.experiment.replay:
@@ -149,22 +153,24 @@ class Clients:
             torch.cuda.empty_cache()
 
     def take_lines(self) -> tuple[str, ...]:
-        """Returns the lines for the user since the last call."""
+        """Returns the lines to be shown to the user that this process has collected since the last call."""
         lines = tuple(self._lines)
         self._lines.clear()
         return lines
 
     def stacks(self, blocks: Blocks, lanes: int = 1) -> Iterator[tuple[int, int]]:
-        """Yields the stacks of some blocks, as the position of the first client and the number of clients.
+        """Yields the stacks (clients that are trained together) of some blocks of the cohort. Each stack is a pair: the
+        position of its first client in the cohort, and its number of clients.
 
-        With ``engine.vectorize`` each block is a stack; otherwise a stack has at most ``lanes`` clients.
+        With ``engine.vectorize`` each block is a stack. Otherwise a stack has at most ``lanes`` clients.
         """
         for start, stop in blocks:
             size = stop - start if self.experiment.vectorize else lanes
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
     def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """Returns the clients of ``stack`` in a phase, with the local training ``training`` (the default is the run's).
+        """Returns the clients of ``stack`` in a phase, the object that an algorithm's methods get. ``training`` says
+        how they train locally; the default is the run's configuration.
 
         ``rest`` are the other arguments of :class:`~fedray.client.phase.ClientPhase`.
         """
@@ -174,9 +180,10 @@ class Clients:
         )  # fmt: skip
 
     def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
-        """Returns the states of a stack's clients by name, ``[C, ...]`` in fresh memory.
+        """Returns the states that a stack's clients keep from round to round: models and vectors by name, with a row
+        for each client, ``[C, ...]``, in fresh memory.
 
-        A client without a state, whose handle is None, gets zeros.
+        ``handles`` refer to the states. A client without a state, whose handle is None, gets zeros.
         """
         layout, algorithm = self.network.layout, self.algorithm
         widths = dict.fromkeys(algorithm.client_state, layout.width)
@@ -184,23 +191,27 @@ class Clients:
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
     def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
-        """Returns the vectors ``[C, width]`` that a step of ``train.upload`` has kept for a stack's clients under
-        ``name``, in fresh memory; zeros for clients that never took part."""
+        """Returns the vectors ``[C, width]``, a row for each client of a stack, that a step of ``train.upload`` has
+        kept under ``name`` since the clients last took part. ``handles`` refer to the clients' states. Clients that
+        never took part get zeros."""
         return self._stacked(handles, {name: width})[name]
 
     def received(self, handles: Sequence[Handle | None]) -> Model:
-        """Returns the models that a stack's clients received last, ``[C, ...]``; zeros for clients that never took
-        part."""
+        """Returns the models that a stack's clients received when they last took part, with a row for each client,
+        ``[C, ...]``, for an algorithm that declares ``needs_received``. ``handles`` refer to the models. Clients that
+        never took part get zeros."""
         layout = self.network.layout
         return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
 
     def state_width(self) -> int:
-        """Returns how many numbers a client keeps between rounds."""
+        """Returns how many float32 numbers each client keeps from round to round as its state, 0 if the algorithm
+        declares no client state."""
         layout, algorithm = self.network.layout, self.algorithm
         return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
-        """Returns the vectors that the handles name, by name, as ``[C, width]`` in fresh memory. None gives zeros."""
+        """Returns the vectors to which the handles refer, by name, as ``[C, width]`` in fresh memory. A handle of None
+        gives zeros."""
         stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
         with self.clock.on("transport"):
             for row, handle in enumerate(handles):
@@ -211,7 +222,8 @@ class Clients:
         return stacked
 
     def _initial(self, client: int | None) -> Model:
-        """Returns the initial model of the run, or one that is drawn for ``client``."""
+        """Returns the model with which the run begins, or, if ``client`` is not None, an initial model that is drawn
+        for this client."""
         layout = self.network.layout
         return layout.model(layout.pack(self.experiment.build_model(client)).row.to(self.device))
 

@@ -17,13 +17,13 @@ from fedray.errors import UserError, first_sentence
 from fedray.gradients.compiled import USER_FOLDER
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment variable that tells torch where to keep compiled code."""
+"""The environment variable that tells torch's compiler in which folder to keep compiled code."""
 
 
 @contextlib.contextmanager
 def compiling(threads: int) -> Iterator[None]:
-    """A context in which functions are compiled for ``threads`` threads. Only one process of a machine compiles at a
-    time, so that the others find the result in the cache.
+    """A context in which torch compiles functions, such as gradients, for ``threads`` threads. Only one process of a
+    machine is in this context at a time, so that the other processes find the compiled code in a cache on disk.
 
     Raises :class:`UserError` if the compiler fails.
     """
@@ -50,8 +50,8 @@ def compiling(threads: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cached_in(folder: Path) -> Iterator[None]:
-    """A context in which torch keeps compiled code in ``folder``. It changes only this one environment variable,
-    because other threads may read the others."""
+    """A context in which torch keeps compiled code in ``folder``. It changes only the environment variable for this,
+    because other threads may read other variables."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(folder)
     try:
@@ -64,6 +64,7 @@ def _cached_in(folder: Path) -> Iterator[None]:
 
 
 def _kind() -> str:
-    """Returns a name that is the same on all machines that can share compiled code."""
+    """Returns the name of the cache's folder, which is the same on all machines that can share compiled code: the torch
+    version, the CPU and its instruction set."""
     here = describe("cpu")
     return re.sub(r"\W+", "-", f"{here['torch']} {here['device']} {here['instructions']}").strip("-").lower()

@@ -24,24 +24,26 @@ from fedray.experiment.experiment import Experiment
 from fedray.tracking.costs import load_of
 
 LEAST_SECONDS = 0.015
-"""The shortest time that a task should take, estimated from the pace of the round before. Sending a task takes one or
-two milliseconds."""
+"""The shortest time that a task should take, estimated from the time per sample in the round before. Sending a task
+takes one or two milliseconds."""
 
 LONGEST_SECONDS = 10.0
-"""The longest time that a task should take, once the pace is known. If an actor dies, its work on the task is lost."""
+"""The longest time that a task should take, once the time per sample is known. If an actor dies, its work on the task
+is lost."""
 
 SUMS_BYTES = 128_000_000
-"""The memory that a worker may use for the partial sums of a task."""
+"""The bytes of memory that a worker may use for the partial sums of a task."""
 
 
 class TaskCutter:
-    """Cuts each cohort into tasks for the workers of ``pool``, by the work of its clients and the pace of the round
-    before.
+    """Cuts the cohort of each round into tasks for the workers of ``pool``. The size of a task depends on how many
+    samples its clients train on, and on the time that a sample took in the round before.
 
-    ``chunk`` is the largest number of clients in a stack (:func:`~fedray.client.phase.stacks`), which is never divided
-    between tasks. It is None if clients are trained one by one, so that a task may end after any client. ``row_width``
-    is the number of floats in a model, on which the memory of the partial sums depends. ``lanes`` is the number of
-    clients that are trained side by side if a task has as many.
+    ``chunk`` is the largest number of clients in a stack (clients that are trained together as one tensor,
+    :func:`~fedray.client.phase.stacks`). A stack is never divided between tasks. ``chunk`` is None if clients are
+    trained one by one, so that a task may end after any client. ``row_width`` is the number of floats in a model, on
+    which the memory of the partial sums depends. ``lanes`` is the number of clients that a GPU trains side by side if a
+    task has as many.
     """
 
     def __init__(self, pool: Pool, training: LocalTraining, chunk: int | None, row_width: int, lanes: int = 1) -> None:
@@ -52,8 +54,8 @@ class TaskCutter:
         self._pace = 0.0
 
     def cut(self, cohort: Cohort) -> Sequence[Blocks]:
-        """Returns the tasks of a round, each as blocks of positions in the cohort, in the order in which they should be
-        sent."""
+        """Returns the tasks for the clients of ``cohort``, in the order in which workers should get them. Each task is
+        a list of blocks, ranges ``(start, stop)`` of positions in the cohort, such as ``[(0, 4), (8, 10)]``."""
         self._work = [load_of(size, self.training).seen for size in cohort.sizes]
         return cut_into_tasks(
             self._work, self.pool.slots, self.pool.task_fraction,
@@ -65,15 +67,17 @@ class TaskCutter:
 
     @property
     def samples(self) -> float:
-        """The number of samples in all mini-batches of the round."""
+        """The work of the cohort that was cut last: the number of samples in all its clients' local mini-batches."""
         return sum(self._work)
 
     def work_of(self, blocks: Blocks) -> float:
-        """Returns the number of samples in all mini-batches of the clients in ``blocks``."""
+        """Returns the work of a task: the number of samples in all local mini-batches of the clients at the positions
+        ``blocks`` of the cohort that was cut last."""
         return sum(self._work[place] for place in positions(blocks))
 
     def learn(self, seconds: float) -> None:
-        """Updates the pace: all workers together took ``seconds`` for the round."""
+        """Learns how long a sample takes: all workers together took ``seconds`` to train the cohort that was cut last.
+        The tasks of the next rounds are sized by this time."""
         self._pace = seconds / self.samples
 
 
@@ -87,20 +91,24 @@ def cut_into_tasks(
     longest: float = math.inf,
     together: int = 1,
 ) -> list[list[tuple[int, int]]]:
-    """Cuts a cohort into tasks, and returns each as a list of blocks ``(start, stop)`` of positions in the cohort.
+    """Cuts a cohort into tasks for workers, and returns each task as a list of blocks, which are ranges
+    ``(start, stop)`` of positions in the cohort.
 
-    ``work`` is the cost of each position, in any unit. The target size of a task is the fraction ``task_fraction`` of
-    an even share, which is the remaining work divided by the number of workers, ``slots``. So there are few tasks, and
-    because the last ones are small, nobody waits long for the worker that got the last. For example, 16 clients of work
-    1, two workers and a fraction of 1/2 give tasks of 4, 4, 2, 2, 1, 1, 1 and 1 clients.
+    ``work`` has the cost of the client at each position, in any unit. The target size of a task is the fraction
+    ``task_fraction`` of an even share, which is the remaining work divided by the number of workers, ``slots``. So
+    there are few tasks, and because the last tasks are small, nobody waits long for the worker that got the last
+    one. For example, 16 clients of work 1, two workers and a fraction of 1/2 give tasks of 4, 4, 2, 2, 1, 1, 1 and
+    1 clients.
 
-    The target is at least ``least`` and at most ``longest``. But it is never more than an even share, or a fifth of
-    ``least`` if that is more. The most expensive blocks come first. Single clients are ordered by their exact cost, and
-    larger blocks by the power of two of their cost, so that neighbours stay together.
+    The target size is at least ``least`` and at most ``longest``, in the unit of ``work``. If an even share is less
+    than ``least``, the lower limit is the even share, or a fifth of ``least`` if that is more. The most expensive
+    blocks come first. Blocks of a single client are ordered by their exact cost, and larger blocks by the power of two
+    of their cost, so that neighbours stay together.
 
-    The blocks are those of ``undivided``. If that is None, they are aligned powers of two, as large as fit; blocks of
-    at most ``together`` clients are not cut further. How the cohort is cut changes no bit of a sum. Adding up a task
-    needs at most ``nodes`` nodes of the summation tree at a time, unless a single undivided block needs more.
+    The tasks consist of the blocks in ``undivided``, which are never cut. If ``undivided`` is None, the blocks are
+    aligned powers of two, as large as fit into a task; blocks of at most ``together`` clients are not cut further. How
+    the cohort is cut changes no bit of the sums over clients. Adding up a task needs at most ``nodes`` nodes of the
+    summation tree at a time, unless a single undivided block needs more.
     """
     blocks = _Blocks(work, undivided, nodes, together)
     tasks: list[list[tuple[int, int]]] = []
@@ -113,8 +121,8 @@ def cut_into_tasks(
 
 
 class _Blocks:
-    """The blocks of a cohort that no task has yet, the most expensive first: a heap, and their ``cost``. The arguments
-    are those of :func:`cut_into_tasks`."""
+    """The blocks of a cohort that are not yet in a task: a heap ``left`` with the most expensive block first, and the
+    ``cost`` of all of them together. The arguments are those of :func:`cut_into_tasks`."""
 
     def __init__(self, work: Sequence[float], undivided: Blocks | None, nodes: int, together: int) -> None:
         self._upto = list(itertools.accumulate(work, initial=0))
@@ -124,7 +132,8 @@ class _Blocks:
         heapq.heapify(self.left)
 
     def take(self, target: float) -> list[tuple[int, int]]:
-        """Removes blocks that cost about ``target`` together, and returns them. Blocks that are too large are cut."""
+        """Removes blocks for the next task, which cost about ``target`` together, and returns them. Blocks that are too
+        large are cut before."""
         blocks: list[tuple[int, int]] = []
         room, added, deepest = target, 0, 0
         while self.left:
@@ -153,7 +162,8 @@ class _Blocks:
         return *_priority(self._upto[stop] - self._upto[start], stop - start), start, stop
 
     def _nodes_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns how many nodes a block has after it is added up, and at most while it is added up."""
+        """Returns how many nodes of the summation tree a worker holds for the block of the positions start .. stop - 1:
+        after it has added up the block, and at most while it does so."""
         if self._undivided is None:
             return 1, max(1, (stop - start - 1).bit_length())
         count = len(list(subtrees(start, stop, self._members)))
@@ -161,14 +171,15 @@ class _Blocks:
 
 
 def _priority(cost: float, length: int) -> tuple[float, float]:
-    """Returns the sorting key, smallest first, of a block of ``length`` clients that costs ``cost``."""
+    """Returns the key by which blocks are sorted, the smallest key first. The block has ``length`` clients and
+    costs ``cost``."""
     return -math.frexp(cost)[1], -cost if length == 1 else 0
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The broadcast of a phase: a handle of the part that all clients get, and the numbers for each client of the
-    cohort."""
+    """The broadcast of a phase, as tasks refer to it. ``shared`` is a handle of the models and vectors that all clients
+    get. ``scalars`` has, for each name, a number for each client of the cohort."""
 
     shared: Handle
     scalars: Mapping[str, Sequence[float]]
@@ -177,8 +188,9 @@ class Sent:
 def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
     """Returns the task of running a phase for the clients at the positions ``blocks`` of the cohort.
 
-    ``sent`` has the broadcast of each phase of the round so far; the task is for the last of these phases. ``work`` is
-    the number of samples in all mini-batches of these clients.
+    ``sent`` has the broadcasts of all phases of the round so far, and the task is for the last of these phases.
+    ``work`` is the number of samples in all local mini-batches of these clients. What else the task contains comes from
+    ``state`` and ``experiment``.
     """
     server, places, algorithm = state.server, positions(blocks), experiment.algorithm
     cohort = server.cohort

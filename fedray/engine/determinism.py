@@ -18,8 +18,8 @@ from fedray.core import torch_state
 from fedray.warning import FedrayWarning
 
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""The environment variable that gives cuBLAS a workspace of a fixed size. cuBLAS reads it when a process first uses it.
-"""
+"""The environment variable that gives cuBLAS a workspace of a fixed size. It must be set before a process first
+uses cuBLAS."""
 
 FLASH = "Flash Attention defaults to a non-deterministic algorithm"
 """torch's warning about flash attention in the mode that only warns about operations without a deterministic version.
@@ -33,7 +33,7 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
     """A context in which this process computes deterministically as far as torch can. With ``tf32``, GPUs compute
     products and convolutions in TF32. Afterwards torch's settings are restored.
 
-    Operations without a deterministic version still run, and are recorded: see :func:`nondeterministic_operations`.
+    Operations without a deterministic version still run, and :func:`nondeterministic_operations` returns their names.
     """
     import torch
 
@@ -73,8 +73,8 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged_determinism() -> Iterator[None]:
-    """A context that restores the settings of the surrounding :func:`deterministic` afterwards, even if they were
-    changed."""
+    """A context for the user's code within :func:`deterministic`. Afterwards the settings of :func:`deterministic` are
+    restored, even if the user's code has changed them."""
     with _gpu_switches(torch_state.tf32):
         try:
             yield
@@ -84,8 +84,8 @@ def unchanged_determinism() -> Iterator[None]:
 
 @contextlib.contextmanager
 def strictly() -> Iterator[None]:
-    """A context within :func:`deterministic` in which operations without a deterministic version raise. Here torch uses
-    its deterministic flash attention."""
+    """A context within :func:`deterministic` in which operations without a deterministic version raise RuntimeError
+    instead of being recorded. In this mode torch uses its deterministic flash attention."""
     _set_mode(True, warn_only=False)
     try:
         yield
@@ -94,12 +94,13 @@ def strictly() -> Iterator[None]:
 
 
 def note(operation: str) -> None:
-    """Records that this process runs ``operation``, which is not deterministic."""
+    """Records that this process runs ``operation``, which is not deterministic, for
+    :func:`nondeterministic_operations`."""
     _met.add(operation)
 
 
 def is_refused(error: BaseException) -> bool:
-    """Returns whether ``error`` was raised because an operation has no deterministic version."""
+    """Returns whether torch raised ``error`` because an operation has no deterministic version (:func:`strictly`)."""
     return isinstance(error, RuntimeError) and "use_deterministic_algorithms" in str(error)
 
 
@@ -112,7 +113,8 @@ def nondeterministic_operations() -> tuple[str, ...]:
 
 
 def _operation(warning: str) -> str | None:
-    """Returns the operation that a warning of torch's calls not deterministic, or None for any other warning."""
+    """Returns the name of the operation that a warning of torch's calls not deterministic, or None for any
+    other warning."""
     if "deterministic" not in warning.lower():
         return None
     if "CuBLAS" in warning:
@@ -122,7 +124,8 @@ def _operation(warning: str) -> str | None:
 
 @contextlib.contextmanager
 def _gpu_switches(tf32: bool) -> Iterator[None]:
-    """A context with products in float32 or TF32, and with kernels of cuDNN that always add in the same order."""
+    """A context in which GPUs compute products in float32 or in TF32, and in which cuDNN uses only kernels that always
+    add in the same order."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -152,7 +155,8 @@ def _gpu_switches(tf32: bool) -> Iterator[None]:
 
 
 def _matmul_precision() -> str | None:
-    """Returns torch's common setting for CPUs and GPUs, or None if their settings differ."""
+    """Returns torch's setting for the precision of float32 products, or None if it is not the same for CPUs
+    and GPUs."""
     import torch
 
     with contextlib.suppress(RuntimeError):
@@ -161,8 +165,8 @@ def _matmul_precision() -> str | None:
 
 
 def _set_mode(mode: bool, warn_only: bool) -> None:
-    """Does the same as torch.use_deterministic_algorithms, but without importing the compiler, which takes a second and
-    is not needed here."""
+    """Turns torch's deterministic mode on or off, as torch.use_deterministic_algorithms does, but without importing
+    torch's compiler, which takes a second and is not needed here."""
     import torch
 
     torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)

@@ -35,13 +35,19 @@ from fedray.experiment.experiment import Experiment
 from fedray.tracking.diagnostics import UPDATE, Measured
 
 HISTORY = "mean updates of all clients"
-"""The name of a vector of the server: the updates that it would have made with all clients in the last rounds, the
-oldest first, float32 ``[at most tau, width]``."""
+"""The name of one of the server's vectors: the updates that the server would have made with all clients in the
+last rounds, float32 ``[rounds, width]``, the oldest first. It has at most as many rows as the momentum's window
+has rounds."""
 
 
 def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> Callable[[], dict[str, float]]:
-    """Computes the hypothetical round that the next round is compared with, before that begins. Returns a function to
-    call after the round, which returns columns of metrics.csv."""
+    """Prepares the comparison of the next round with a hypothetical round (``run.diagnostics``), before the next
+    round begins.
+
+    Returns a function without arguments, which is called after the round. It returns the columns that the comparison
+    adds to metrics.csv: ``cohort_error``, and for some algorithms ``momentum_error``, with ``all_clients``;
+    ``virtual_distance`` with ``virtual``; and otherwise none.
+    """
     wanted = experiment.config.run.diagnostics
     if wanted == "all_clients":
         return FullParticipation(state, experiment, queue).errors
@@ -51,7 +57,11 @@ def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
 
 
 class FullParticipation:
-    """Compares one round with full participation. Made before the round; :meth:`errors` is called after it."""
+    """Compares one round with a hypothetical round in which all clients take part (``run.diagnostics=all_clients``).
+
+    An instance is made before the round, and trains all clients from the model that the cohort will receive.
+    :meth:`errors` is called after the round.
+    """
 
     def __init__(self, state: RunState, experiment: Experiment, queue: TaskQueue) -> None:
         assert isinstance(experiment.algorithm, Measured)
@@ -64,15 +74,22 @@ class FullParticipation:
             remember(state, state.server.server_lr * self._update, window)
 
     def errors(self) -> dict[str, float]:
-        """Returns the columns of metrics.csv: relative errors of the cohort's update, and of the momentum if any."""
+        """Returns the columns that the comparison adds to metrics.csv, after the round.
+
+        ``cohort_error`` is the relative error of the cohort's mean update, compared with the mean update of all
+        clients. ``momentum_error`` is the relative error of the server's momentum. It is missing if the algorithm has
+        no momentum over a window of rounds, and in the rounds of the first window.
+        """
         of_momentum = {} if self._momentum is None else {"momentum_error": self._momentum}
         return {"cohort_error": relative(self.algorithm.mean, self._update)} | of_momentum
 
 
 def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> Tensor:
-    """Returns the mean local update ``[width]`` of all clients in the round that begins, by their aggregation weights.
+    """Returns the mean ``[width]`` of the local updates that all clients would make in the round that begins, by their
+    aggregation weights.
 
-    All clients are trained for this.
+    All clients that hold samples are trained for this, from the same model and broadcast as the cohort. Their new
+    states are thrown away.
     """
     algorithm, number = experiment.algorithm, state.server.round
     everybody = copy.copy(state)
@@ -92,10 +109,11 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
 
 
 def momentum_error(state: RunState, window: int) -> float | None:
-    """Returns the relative error of the momentum in the round that begins, compared with full participation.
+    """Returns the relative error of the server's momentum at the start of a round, compared with full participation.
 
-    The momentum is the mean of the server's updates in the last ``window`` rounds, (x^r - x^{r-tau}) / tau. With full
-    participation it is the mean of the updates that the server would have made with all clients, from the same models.
+    The momentum is the mean of the server's updates in the last tau = ``window`` rounds, (x^r - x^{r-tau}) / tau. It is
+    compared with the mean of the updates that the server would have made in these rounds with all clients, from the
+    same models (:data:`HISTORY`). The error is the norm of the difference, divided by the norm of the second mean.
     Returns None in the first ``window`` rounds.
     """
     server = state.server
@@ -106,21 +124,26 @@ def momentum_error(state: RunState, window: int) -> float | None:
 
 
 def remember(state: RunState, update: Tensor, window: int) -> None:
-    """Appends the ``update`` that the server would have made with all clients to :data:`HISTORY`, which keeps the last
-    ``window`` updates."""
+    """Appends ``update``, which the server would have made in this round with all clients, to the server's vector
+    :data:`HISTORY`. Only the updates of the last ``window`` rounds are kept, for :func:`momentum_error`."""
     known = state.server.vectors.get(HISTORY)
     rows = update[None] if known is None else torch.cat([torch.as_tensor(known), update[None]])
     state.server[HISTORY] = rows[-window:].contiguous()
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    """Returns the norm of ``found - wanted``, divided by the norm of ``wanted``."""
+    """Returns the relative error of ``found``: the norm of ``found - wanted``, divided by the norm of ``wanted``."""
     return float(torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted))
 
 
 class VirtualModel:
-    """Compares one round with the virtual model, which is trained in this process before the round. :meth:`distance` is
-    called after it."""
+    """Compares one round with a hypothetical one in which the clients' models do not drift apart
+    (``run.diagnostics=virtual``).
+
+    The virtual model begins with the model that the clients receive. In each local step all clients of the cohort
+    compute their gradients at the virtual model, which takes the weighted mean of these gradients. An instance is made
+    before the round, and trains the virtual model in this process. :meth:`distance` is called after the round.
+    """
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         assert isinstance(experiment.algorithm, Measured)
@@ -132,14 +155,17 @@ class VirtualModel:
         self._update = algorithm.update_of(client, carry)[0]
 
     def distance(self) -> dict[str, float]:
-        """Returns the column of metrics.csv: the distance between the new models of the server and the virtual one."""
+        """Returns the column that the comparison adds to metrics.csv, ``virtual_distance``: the Euclidean distance
+        between the mean of the clients' models after the round's local steps and the virtual model."""
         return {"virtual_distance": float(torch.linalg.vector_norm(self.algorithm.mean - self._update))}
 
 
 def together(cohort: ClientPhase) -> ClientPhase:
-    """Returns one client that stands for all clients of a stack. Its gradient is the weighted mean of their gradients.
+    """Returns one client that stands for all clients of the stack ``cohort``, so that an algorithm's local steps train
+    the virtual model. Its gradient is the weighted mean of the clients' gradients.
 
-    Its numbers (J, n, and the scalars that the server sent to each client) are weighted means too.
+    Its numbers are weighted means too: J (local steps), n (samples), and the scalars that the server sent to
+    each client.
     """
     one = ClientPhase.__new__(ClientPhase)
     one.__dict__.update(cohort.__dict__)
@@ -155,7 +181,7 @@ def together(cohort: ClientPhase) -> ClientPhase:
 
 
 def _mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Returns the weighted mean ``[1, k]`` of rows ``[C, k]``."""
+    """Returns the mean ``[1, k]`` of the rows ``values [C, k]``, weighted by ``weights [C]``."""
     return (weights @ values.double()).float()[None]
 
 
@@ -178,7 +204,8 @@ class _OneObjective:
         self._steps: Sequence[int] = cohort.stack.steps
 
     def gradient(self, at: Model, batch: Batch) -> Tensor:
-        """Returns the gradient ``[1, width]`` at the one model ``at``."""
+        """Returns the weighted mean ``[1, width]`` of the clients' gradients at the model ``at``, each on the client's
+        own part of ``batch``."""
         going = torch.tensor([batch.step < steps for steps in self._steps], device=self._weights.device)
         weights = torch.where(going, self._weights, 0.0)
         rows = self._cohort.objective.gradient(Model(at.row.expand(len(self._steps), -1).clone(), at.width), batch)

@@ -11,10 +11,11 @@ from typing import Any
 
 @contextlib.contextmanager
 def interruptible(say: Callable[[str], None], line: str) -> Iterator[threading.Event]:
-    """A context with an event that the first Ctrl-C or SIGTERM sets.
+    """A context in which the user can stop a run or a sweep with Ctrl-C. It yields an event, which the first Ctrl-C or
+    SIGTERM sets; the code in the context must check this event and end.
 
-    Then ``say(line)`` is called. A second Ctrl-C raises KeyboardInterrupt. Outside the main thread, the event is never
-    set.
+    At the first signal ``say`` is called with ``line`` and a hint that a second signal stops at once, by a
+    KeyboardInterrupt. Outside the main thread the event is never set.
     """
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -21,13 +21,14 @@ from fedray.usercode.importing import as_user_error
 
 
 class LocalEngine:
-    """Runs ``experiment`` on ``data`` in this process."""
+    """Runs ``experiment`` on ``data`` with the server in this process and without Ray. The clients run here too, unless
+    ``engine.kind`` names a user-defined pool of workers."""
 
     def __init__(self, experiment: Experiment, data: FederatedData) -> None:
         self.experiment, self.data = experiment, data
 
     def run(self, driver: Driver) -> None:
-        """Runs the experiment to its end."""
+        """Runs the experiment to its end, or until ``driver``, which shows the rounds to the user, asks for a stop."""
         engine = self.experiment.config.engine
         with (
             computing_process(engine.threads, engine.portable_bits, self.experiment.precision),
@@ -58,10 +59,10 @@ class LocalEngine:
 
 
 def make_pool(kind: str, worker: Worker) -> Pool:
-    """Returns the pool that ``engine.kind`` names: ``local``, or an instance of a user-defined class. ``worker`` is the
-    server's.
+    """Returns the pool of workers that ``engine.kind`` names: ``local``, or an instance of a user-defined class. The
+    class is called with ``worker``, which does tasks in this process.
 
-    Raises :class:`UserError` if there is no such class, or it can't be instantiated.
+    Raises :class:`UserError` if there is no such class, or it can't be instantiated, or its instance lacks a method.
     """
     found = find(kind, "engine.kind", {"local": LocalPool})
     with as_user_error(f"engine.kind={kind} can't be made"):

@@ -18,27 +18,28 @@ from fedray.core.structure import leaves
 from fedray.gradients.network import Network
 
 VECTORS = 5
-"""How many vectors as long as a model local training holds at once, in addition to the clients' state: parameters,
-gradient, direction, the carry, and a sum over clients in double precision."""
+"""How many vectors as long as a model a client's training holds in memory at once, in addition to the client's state:
+parameters, gradient, direction, the carry from step to step, and a sum over clients in double precision."""
 
 HEADROOM = 0.9
-"""The fraction of a device's free memory that may be used. Allocators can't use the rest."""
+"""The fraction of a device's free memory that may be used. Memory allocators can't use the remaining part."""
 
 CONTEXT = 600_000_000
-"""The bytes that a process's CUDA context takes. This is an assumption, because a process can't measure its own."""
+"""The bytes that the CUDA context of a process takes on a GPU. This is an assumption, because a process can't measure
+its own context."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether ``error`` means that an allocation failed. torch has different types of errors for different
-    devices."""
+    """Returns whether ``error`` means that there was not enough memory. torch raises different types of errors for
+    different devices."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def activations(network: Network, x: Any) -> int:
-    """Returns the bytes that a forward pass of the inputs ``x [b, ...]`` keeps for the backward pass, without the
-    parameters."""
+    """Returns the bytes that a forward pass of ``network`` with the inputs ``x [b, ...]`` keeps for the backward pass,
+    without the parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
 
@@ -56,14 +57,15 @@ def activations(network: Network, x: Any) -> int:
 
 
 def memory_of_client(network: Network, x: Any, state_width: int) -> int:
-    """Estimates the bytes that the training of one client takes with mini-batches ``x [b, ...]``: its vectors, and
-    twice its activations, because the backward pass needs as much again."""
+    """Estimates the bytes that the training of one client takes with the inputs ``x [b, ...]`` of a mini-batch. These
+    are a few vectors as long as the model, the client's state of ``state_width`` floats, and twice the activations,
+    because the backward pass needs as much memory again."""
     return 4 * (VECTORS * network.layout.row_width + state_width) + 2 * activations(network, x)
 
 
 def available(device: torch.device) -> int:
-    """Returns the bytes of memory that this process can still get on ``device``. On a CPU these are the smallest of the
-    free memory of the machine, of its container, and within the limit of the process."""
+    """Returns the bytes of memory that this process can still get on ``device``. On a CPU this is the least of the
+    machine's free memory, the free memory of its container, and what the process's own limit leaves."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -79,8 +81,12 @@ def available(device: torch.device) -> int:
 
 
 def too_large(network: Network, clients: int, batch: Any, state_width: int, reason: str) -> str:
-    """Returns the error message about a stack of ``clients`` clients that did not fit into memory, with mini-batches
-    like ``batch [b, ...]``. ``reason`` is the original error."""
+    """Returns the error message about a stack of ``clients`` clients that did not fit into memory. The message shows
+    the calculation and names a setting that may fit.
+
+    ``batch [b, ...]`` has the inputs of one client's mini-batch, ``state_width`` is the number of floats that each
+    client keeps between rounds, and ``reason`` is the original error's message.
+    """
     vectors = 4 * (VECTORS * network.layout.width + state_width)
     each = activations(network, batch)
     whole, there = clients * (vectors + each), available(network.device)
@@ -100,9 +106,9 @@ def too_large(network: Network, clients: int, batch: Any, state_width: int, reas
 
 @dataclass(frozen=True)
 class Footprint:
-    """The GPU memory of one client actor, in bytes. ``context`` is the memory of the CUDA context and the data set, and
-    ``chunk`` the peak while it trains a stack of clients. Before the actor started, ``free`` of ``total`` bytes were
-    free."""
+    """The memory that one client actor takes on a GPU, in bytes. ``context`` is the memory of its CUDA context and of
+    the data set, and ``chunk`` the peak of what is added while it trains a stack of clients. Before the actor started,
+    ``free`` of the ``total`` bytes of the GPU, called ``device``, were free."""
 
     device: str
     context: int
@@ -112,22 +118,25 @@ class Footprint:
 
     @property
     def whole(self) -> int:
+        """The bytes of GPU memory that the actor takes while it trains."""
         return self.context + self.chunk
 
     @property
     def fits(self) -> int:
-        """How many such actors fit on the GPU together."""
+        """How many actors with this footprint fit together into the free memory of the GPU."""
         return int(HEADROOM * self.free // self.whole)
 
     def arithmetic(self, actors: int) -> str:
-        """Returns a text with the sum that shows whether ``actors`` actors fit."""
+        """Returns a text with the calculation that shows whether ``actors`` actors fit, such as
+        ``2 x 3 GB (context and data 1 GB, a chunk 2 GB) = 6 GB of 80 GB free on NVIDIA H100``."""
         return (
             f"{actors} x {_size(self.whole)} (context and data {_size(self.context)}, a chunk {_size(self.chunk)}) = "
             f"{_size(actors * self.whole)} of {_size(self.free)} free on {self.device}"
         )
 
     def warning(self) -> str | None:
-        """Returns a warning if other processes already use the device, else None."""
+        """Returns a warning for the user if other processes used a fifth of the GPU's memory or more before the actor
+        started, or else None."""
         used = self.total - self.free
         if used < 0.2 * self.total:
             return None
@@ -135,14 +144,14 @@ class Footprint:
 
 
 def processes_per_gpu(footprint: Footprint, cpus: float, most: int) -> int:
-    """Returns how many processes share a GPU: as many as fit into its memory, but at most ``most``, and no more than
-    there are CPUs for (``cpus`` for each GPU)."""
+    """Returns how many processes share a GPU: as many as fit into its memory by ``footprint``, but at most ``most``, no
+    more than there are CPUs for (``cpus`` for each GPU), and at least one."""
     return max(1, min(footprint.fits, most, whole_units(cpus)))
 
 
 def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
-    """Measures the GPU memory that this process takes to train a stack of clients, by one training step with ``batch
-    [C, b, ...]``. ``state_width`` is the number of floats that each client keeps."""
+    """Measures the GPU memory that this process takes to train a stack of C clients, by computing their gradients for
+    ``batch [C, b, ...]`` once. ``state_width`` is the number of floats that each client keeps between rounds."""
     free, total = torch.cuda.mem_get_info(network.device)
     data = torch.cuda.memory_reserved(network.device)
     clients = len(batch.y)

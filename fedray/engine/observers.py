@@ -27,22 +27,26 @@ from fedray.util.files import room_for
 
 
 class Observer:
-    """The base class of observers, whose methods do nothing."""
+    """The base class of observers, which see each finished round of a run to evaluate, record or save it. Its methods
+    do nothing."""
 
     def trained(self, result: RoundResult) -> None:
-        """Called after the training of a round. The run's state is the state after this round."""
+        """Called after the training of a round, which may not be evaluated yet. The run's state is the state after
+        this round."""
 
     def evaluated(self, result: RoundResult) -> None:
         """Called after the evaluation of a round, when ``result.metrics`` is complete. The run's state may already
-        belong to the next round, unless :meth:`needs_state_after` returned true for this one."""
+        belong to the next round, unless :meth:`needs_state_after` returned true for the evaluated round."""
 
     def needs_state_after(self, number: int) -> bool:
-        """Returns whether :meth:`evaluated` must be called for round ``number`` before the next round begins."""
+        """Returns whether the next round may begin only after :meth:`evaluated` was called for round ``number``,
+        because the observer then uses the run's state after this round."""
         return False
 
 
 class Costs(Observer):
-    """Adds up the bytes and the FLOPs that the rounds cost the clients."""
+    """Adds up what the rounds so far cost the clients, and writes the totals into the columns ``iterations``,
+    ``bytes_down``, ``bytes_up`` and ``flops`` of metrics.csv."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         self.state, self.experiment = state, experiment
@@ -58,7 +62,8 @@ class Costs(Observer):
 
 
 class Diagnostics(Observer):
-    """Records how far the clients' models drift apart, and how much each layer of the server's model changes."""
+    """With ``run.diagnostics``, adds to a round's result how far the clients' models drift apart (columns of
+    metrics.csv), and how much each layer of the server's model changes (layers.parquet)."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         self.state, self.algorithm = state, experiment.algorithm
@@ -81,7 +86,8 @@ class Diagnostics(Observer):
 
 
 class Records(Observer):
-    """Writes each round to the run folder. ``wall_seconds()`` returns the seconds that the run has taken so far."""
+    """Writes the results of each round to the files of the run folder. ``wall_seconds()`` returns the seconds that the
+    run has taken so far."""
 
     def __init__(self, recorder: Recorder, wall_seconds: Callable[[], float]) -> None:
         self.recorder, self.wall_seconds = recorder, wall_seconds
@@ -122,8 +128,8 @@ class Checkpoints(Observer):
                 self.save()
 
     def save(self) -> None:
-        """Writes a checkpoint of the last round, unless it has one. Before that, the records of the round are flushed
-        to disk."""
+        """Writes a checkpoint of the last round, unless there already is one. Before that, the round's rows of
+        metrics.csv and the other records are flushed to disk."""
         state, number = self.state, self.state.server.round
         if self.saved_round == number:
             return
@@ -147,11 +153,11 @@ class Checkpoints(Observer):
 
 
 class Best(Observer):
-    """Follows the main metric of the evaluated rounds, to save the best model and to end the run early.
+    """Follows the task's main metric over the evaluated rounds, to save the best model and to end the run early.
 
     With ``run.save_best``, ``save(file name)`` is called after each round that is better than all before, to save the
-    evaluated model. ``reason`` says why the run ends early, and is None until then: the metric has reached
-    ``run.stop_at``, or has not improved for ``run.patience`` rounds.
+    evaluated model. ``reason`` says why the run must end, and is None until then. It is "run.stop_at" when the metric
+    has reached this value, and "run.patience" when the metric has not improved for this number of rounds.
     """
 
     FILE = "model-best.safetensors"
@@ -184,13 +190,15 @@ class Best(Observer):
             self.reason = "run.patience"
 
     def restore(self, metrics: pd.DataFrame) -> None:
-        """Takes the values of earlier rounds from the rows of metrics.csv."""
+        """Finds the best value of the main metric so far in ``metrics``, the rows of metrics.csv, before a run
+        continues from a checkpoint."""
         if self.column in metrics:
             for row in metrics[["round", self.column]].dropna().itertuples(index=False):
                 self._follow(int(row[0]), float(row[1]))
 
     def _follow(self, number: int, value: float) -> bool:
-        """Takes the ``value`` of round ``number``, and returns whether it is better than all before."""
+        """Takes the main metric's ``value`` in round ``number``, and returns whether it is better than all
+        values before."""
         better = value < self.value if self.experiment.task.mode == "min" else value > self.value
         if better or (math.isnan(self.value) and not math.isnan(value)):
             self.value, self.round = value, number

@@ -39,12 +39,13 @@ def open_run(
     say: Callable[[str], None] = lambda line: None,
     node: str = "",
 ) -> Iterator[Run | None]:
-    """A context with the run of ``experiment``, restored from its last checkpoint if it has one. The value is None if
-    another process finished the run while this one waited for the folder. Everything is closed at the end.
+    """Opens the run of ``experiment`` on ``data`` as a context: locks its folder, and starts the workers. The context's
+    value is the run, which continues from its last checkpoint if it has one. The value is None if another process
+    finished the run while this one waited for the folder. At the end everything is closed.
 
     ``make_pool(worker)`` returns the pool and a description of each computing process. ``concurrent`` and ``overlap``
-    are passed to :class:`~fedray.engine.task_queue.TaskQueue`. ``say(line)`` shows a line. ``node`` is Ray's name of
-    this node.
+    say what may happen at the same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say(line)`` shows a line to
+    the user. ``node`` is Ray's name of this node.
 
     Raises :class:`UserError` if the folder can't be used. The folder is then unchanged.
     """
@@ -95,7 +96,8 @@ def _recorder(
     machines: list[dict[str, Any]],
     after: int,
 ) -> Recorder:
-    """Returns the recorder of a run that continues after round ``after``; ``machines`` describe its processes."""
+    """Returns the recorder that writes the run folder of a run that continues after round ``after``. ``machines`` has
+    descriptions of the run's processes."""
     return Recorder(
         folder,
         dump(experiment.config),
@@ -108,7 +110,8 @@ def _recorder(
 
 
 def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Iterator[str]:
-    """Yields warnings about a run that continues from the checkpoint ``saved``."""
+    """Yields warnings for the user about damaged files of a run that continues from the checkpoint ``saved`` (None for
+    a new run), and about nodes that may give different bits."""
     if saved is not None:
         if recorder.rows_lost > 0:
             yield f"warning: metrics.csv lacks {recorder.rows_lost} of the rows up to round {saved.round}"
@@ -121,7 +124,8 @@ def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Itera
 
 
 def _on_operations(operations: Sequence[str]) -> list[str]:
-    """Returns a warning about ``operations`` that have no deterministic version, if there are any."""
+    """Returns a list with a warning about ``operations``, which have no deterministic version; the list is empty if
+    there are none."""
     if not operations:
         return []
     return [f"warning: bits are not promised, because they may differ from run to run: {'; '.join(operations)}"]

@@ -11,21 +11,23 @@ from fedray.errors import UserError
 
 
 class Form(NamedTuple):
-    """The kind of a value that a phase returned, and its shape without the dimension of the clients."""
+    """The form of a value that a phase returned for a stack of clients: its ``kind``, such as
+    ``weighted_mean of a model``, and its ``shape`` without the first dimension, the clients."""
 
     kind: str
     shape: tuple[int, ...]
 
 
 Forms = Mapping[str, Form]
-"""The form of each value that a phase returned, by its name in messages, such as ``uploads['y']``. All stacks of a
-phase must return values of the same forms."""
+"""The form of each value that a phase returned. The keys are the values' names in messages, such as ``uploads['y']``.
+All stacks of a phase must return values of the same forms."""
 
 
 def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int, layout: Layout) -> dict[str, Form]:
-    """Checks the ``result`` of ``phase`` for a stack of ``clients`` clients, and returns the forms of its values.
+    """Checks the ``result`` of an algorithm's ``phase`` for a stack of ``clients`` clients, and returns the form (kind
+    and shape) of each value in the result, by names such as ``uploads['y']``.
 
-    Raises :class:`UserError`, which names the algorithm, the phase and the key, if a value does not have one row for
+    Raises :class:`UserError`, which names the algorithm, the phase and the value, if a value does not have one row for
     each client, or contradicts what the algorithm declares.
     """
     where = f"{type(algorithm).__name__}.{phase}"
@@ -46,8 +48,8 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
 
 
 def check_same_forms(found: Forms | None, before: Forms | None, algorithm: Algorithm, phase: str) -> None:
-    """Raises :class:`UserError` if a stack returned other forms than earlier stacks. ``before`` has the forms of these;
-    it is None for the first stack."""
+    """Raises :class:`UserError` if a phase returned values of other kinds or shapes for one stack of clients
+    (``found``) than for earlier stacks (``before``, which is None for the first stack)."""
     if before is None or found is None or found == before:
         return
     where = f"{type(algorithm).__name__}.{phase}"

@@ -32,9 +32,9 @@ BY_ROWS = "fedray.gradients.rows.by_rows computes it of each row"
 
 
 class _Apart(Exception):
-    """Raised if the clients of a stack must be trained again, ``lanes`` at a time, because there was not enough memory
-    for all of them, or because the algorithm's rule does not treat each client by itself. ``why`` says it to the
-    user."""
+    """Raised if the clients of a stack must be trained again in stacks of ``lanes`` clients. Either there was not
+    enough memory for all of them, or the algorithm's rule does not treat each client by itself. ``why`` is the reason
+    in words for the user."""
 
     def __init__(self, lanes: int, why: str) -> None:
         super().__init__(lanes, why)
@@ -42,10 +42,11 @@ class _Apart(Exception):
 
 
 class PhaseRunner:
-    """Runs the phases of the algorithm for ``clients``, stack by stack.
+    """Runs phases of the algorithm for ``clients`` in a worker, one stack (clients that are trained together)
+    after another.
 
-    It stores the ``Result.kept`` of each phase for the later phases of the round. If these values are missing, because
-    the actor that had them died, the earlier phase is run again. So a task can be done by any worker.
+    The values that clients keep for later phases of the round (``Result.kept``) stay in this object. If they are
+    missing, because the actor that had them died, the earlier phase is run again. So a task can be done by any worker.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -56,9 +57,12 @@ class PhaseRunner:
         self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
-        """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
-        states. While a stack trains, the states of the next one are read. After the last stack these are the states of
-        the task ``following``, if it is known."""
+        """Runs a phase for the clients of ``task``. The result has the clients' uploads, summed along the summation
+        tree, and the files of their new states.
+
+        While a stack trains, the states of the next stack's clients are read from files. While the last stack trains,
+        these are the states for ``following``, the next task, if it is known.
+        """
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         self._later.clear()
         leaves: dict[str, LeafSum] = {}
@@ -79,7 +83,8 @@ class PhaseRunner:
     def _together(
         self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
     ) -> None:
-        """Runs :meth:`_stack`. If its clients can't be trained side by side, it runs them again in smaller stacks."""
+        """Runs :meth:`_stack`. If the stack's clients can't be trained side by side, it runs them again in
+        smaller stacks."""
         try:
             # in a function of its own, so that a stack's tensors are freed before the next stack begins
             return self._stack(task, position, rows, leaves, merged)
@@ -96,8 +101,9 @@ class PhaseRunner:
     def _stack(
         self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
     ) -> None:
-        """Runs a phase for one stack, and adds its results to ``leaves`` and ``merged``. The stack's first client is at
-        ``position`` in the cohort, and its clients are the entries ``rows`` of the task."""
+        """Runs a phase for one stack, and adds the uploads to ``leaves`` and all other results to ``merged``. The
+        stack's first client is at ``position`` in the cohort, and its clients are the entries ``rows`` of the
+        task's lists."""
         try:
             result, client = self._phase(task, task.phase, position, rows)
         except (StateLost, UserError, _Apart):
@@ -143,7 +149,8 @@ class PhaseRunner:
         self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
 
     def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:
-        """Returns the stacks of a task: the position of the first client in the cohort, and the entries in the task."""
+        """Returns the stacks of a task, each as the position of its first client in the cohort, and the slice of the
+        task's lists that is about its clients."""
         stacks, row = [], 0
         for position, size in self.clients.stacks(task.blocks, self.clients.lanes):
             stacks.append((position, slice(row, row + size)))
@@ -151,7 +158,8 @@ class PhaseRunner:
         return stacks
 
     def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
-        """Returns the float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
+        """Returns the float64 weights ``[C, 1]`` by which the clients' values of ``upload`` are multiplied before they
+        are summed. The cohort has ``members`` clients."""
         if upload.weights == "weighted_mean":
             return column(client.stack.weights, self.clients.device, torch.float64)
         if upload.weights == "uniform_mean":
@@ -162,7 +170,8 @@ class PhaseRunner:
         return upload.scale.double()
 
     def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
-        """Runs one phase for one stack. If the kept values of the phase before are missing, that phase is run first."""
+        """Runs one phase for one stack, and returns what the algorithm returned and the stack's :class:`ClientPhase`.
+        If the values that the previous phase kept are missing, that phase is run first."""
         name = self.algorithm.phases[phase]
         key = (task.round, position, rows.stop - rows.start, phase)
         kept: dict[str, Vector] = {}
@@ -196,7 +205,8 @@ class PhaseRunner:
 
 
 def _kept_by(task: PhaseTask, rows: slice) -> Sequence[Handle | None]:
-    """Returns the handles of the states, and of the models received last, of some clients of a task."""
+    """Returns the handles of what the clients of ``task`` in ``rows`` need from earlier rounds: their states, and the
+    models that they received last."""
     return [*task.states[rows], *task.received[rows]]
 
 

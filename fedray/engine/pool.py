@@ -17,12 +17,14 @@ from fedray.engine.worker import Worker
 
 
 class Pool(Protocol):
-    """A set of workers that simulate clients. ``slots`` is the number of tasks that they do at the same time.
+    """The interface of a pool, the workers of a run, which train and evaluate clients. ``slots`` is the number of tasks
+    that the workers do at the same time.
 
-    A user-defined class with these methods is an engine (``engine.kind=file.py:Class``). It is instantiated with the
-    server's :class:`~fedray.engine.worker.Worker`, which has the experiment, the data and the folder of the clients'
-    states. The result of a task must have the same bits whichever worker does it. :class:`fedray.testing.PoolContract`
-    tests all of this. A subclass of :class:`LocalPool` only needs :meth:`publish` and :meth:`map`.
+    A user-defined class with these methods can be used as an engine (``engine.kind=file.py:Class``). It is instantiated
+    with a :class:`~fedray.engine.worker.Worker` in the server's process, which has the experiment, the data and the
+    folder of the clients' states. The result of a task must have the same bits whichever worker does it.
+    :class:`fedray.testing.PoolContract` tests whether a class keeps these rules. A subclass of :class:`LocalPool` only
+    needs :meth:`publish` and :meth:`map`.
 
     Example:
         class Backwards(LocalPool):
@@ -34,60 +36,66 @@ class Pool(Protocol):
 
     @property
     def task_fraction(self) -> float:
-        """The size that a task should have, as a fraction of an even share of the remaining work
-        (:mod:`fedray.engine.cutting`)."""
+        """How large the next task of a round should be, as a fraction of an even share, which is the remaining work
+        divided by the number of workers. 0.5, for example, means half an even share
+        (:func:`fedray.engine.cutting.cut_into_tasks`)."""
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        """Makes a broadcast available to all workers, and returns a handle by which tasks refer to it.
+        """Makes a broadcast available to all workers, and returns a handle by which tasks refer to the broadcast.
 
         Args:
-            vectors: Models ``[row_width]`` and tensors, float32, by name. The server may change them after the phase.
-                But tasks of later phases in the same round may still need the original values.
+            vectors: Models ``[row_width]`` and tensors, float32, by name. The server may change them after the phase,
+                but tasks of later phases in the same round may still need the original values.
         """
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         """Does all tasks, and yields each task (the same object) with its result, in any order.
 
-        The files with clients' new states need not exist before :meth:`settle`.
+        The files with the clients' new states need not be complete before :meth:`settle` returns.
 
         Args:
             tasks: The tasks, the largest ones first.
-            sticky: Whether a task is done faster by the worker that did the phase before for the same clients. Any
-                other worker repeats that phase first.
+            sticky: Whether a task is done faster by the worker that did the previous phase for the same clients. Any
+                other worker runs the previous phase again first.
 
         Raises:
             ClientError: The code of a client raised. The error names the client.
-            UserError: A task can't be done as the user asked for it.
+            UserError: A task can't be done with the user's configuration, for example because memory is not enough.
         """
 
     def settle(self) -> None:
-        """Waits until all states that results refer to are in their files."""
+        """Waits until the new states of all clients are in their files. The server calls it at the end of a round,
+        because the results of tasks refer to these files."""
 
     def keep(self, name: str, vectors: State) -> Handle:
-        """Stores arrays, by name, until they are dropped, possibly for many rounds. Returns a handle of them."""
+        """Stores the arrays ``vectors`` under ``name``, for example a model of an earlier round, and returns a handle
+        for :meth:`fetch`. They stay stored until :meth:`drop` is called, possibly for many rounds."""
 
     def fetch(self, handle: Handle) -> State:
-        """Returns the arrays that :meth:`keep` stored."""
+        """Returns the arrays, by name, that :meth:`keep` stored and for which it returned ``handle``."""
 
     def store(self, handle: Handle, target: Path) -> None:
-        """Writes stored arrays, or a client's state, to the file ``target`` (safetensors), for a checkpoint."""
+        """Writes the arrays of ``handle``, which :meth:`keep` stored or which are a client's state, to the safetensors
+        file ``target``. It is called for the files of a checkpoint."""
 
     def drop(self, handles: Iterable[Handle]) -> None:
-        """Deletes stored arrays, or states of clients."""
+        """Deletes what ``handles`` refer to: arrays that :meth:`keep` stored, or states of clients. Nobody needs them
+        any more."""
 
     def close(self) -> None:
-        """Stops the workers."""
+        """Stops the workers at the end of the run."""
 
 
 @dataclass(eq=False)
 class LocalHandle:
-    """A handle within one process, which simply holds the object that it names."""
+    """A handle for use within one process. It simply holds the published object, ``value``."""
 
     value: Any
 
 
 class LocalPool:
-    """A pool of one worker in this process. It is the reference for all other pools, and the best one for debugging."""
+    """The pool of the local engine: a single worker in this process. All other pools must give the same results as this
+    one, and it is the best one for debugging."""
 
     slots, task_fraction = 1, 0.5
 

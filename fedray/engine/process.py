@@ -17,9 +17,9 @@ from fedray.engine.determinism import CUBLAS, deterministic, unchanged_determini
 from fedray.errors import UserError
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
-"""Settings of glibc's allocator with which a training step returns no memory to the system. Setting only one of the two
-thresholds is worse than setting none. Larger values make no step faster, and let every process keep more unused memory.
-"""
+"""Settings of glibc's memory allocator with which a training step returns no memory to the system. Setting only one of
+the two thresholds is worse than setting none. Larger values make no step faster, and let every process keep more
+unused memory."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -28,13 +28,15 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 
 
 def user_import_path() -> list[str]:
-    """Returns the entries of ``sys.path`` at which this process finds the user's modules."""
+    """Returns the entries of ``sys.path`` at which this process finds the user's modules, so that other processes can
+    look there, too."""
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
 def _import_path() -> dict[str, str]:
-    """Returns environment variables with which a Ray process finds the user's modules where this process does. Entries
-    before Python's own modules stay in front of these; ``fedray/__init__.py`` adds the others at the end."""
+    """Returns environment variables with which a Ray process finds the user's modules where this process finds them.
+    Folders that stand before Python's own modules in ``sys.path`` do so there, too; ``fedray/__init__.py`` adds the
+    others at the end."""
     entries = user_import_path()
     python = sysconfig.get_path("stdlib")
     first = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in entries]
@@ -43,7 +45,9 @@ def _import_path() -> dict[str, str]:
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:
-    """Returns the environment variables of a computing process. They must be set before the process starts."""
+    """Returns the environment variables, as a dict, with which a process that trains or evaluates must be started: for
+    ``threads`` threads, for the import of the user's modules and, if ``portable``, for the same instruction set on
+    every CPU."""
     count = str(threads)
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR, **CUBLAS}
     return variables | PORTABLE if portable else variables
@@ -51,8 +55,12 @@ def environment(threads: int, portable: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def computing_process(threads: int, portable: bool, precision: str = "fp32") -> Iterator[None]:
-    """A context in which this process is set up to compute in ``precision`` (``train.precision``). Afterwards torch's
-    global settings are restored."""
+    """A context in which this process is set up to train and evaluate, with ``threads`` threads and in ``precision``
+    (``train.precision``). Afterwards torch's global settings are restored.
+
+    Raises :class:`UserError` if ``portable`` (``engine.portable_bits``) needs environment variables that had to be set
+    before Python started.
+    """
     if portable and "torch" in sys.modules and any(os.environ.get(k) != v for k, v in PORTABLE.items()):
         raise UserError(
             "engine.portable_bits=true with engine.kind=local needs these set before Python starts: "
@@ -74,8 +82,8 @@ def computing_process(threads: int, portable: bool, precision: str = "fp32") -> 
 
 @contextlib.contextmanager
 def unchanged_settings() -> Iterator[None]:
-    """A context within :func:`computing_process` in which the user's code may change torch settings that bits depend
-    on. They are restored afterwards."""
+    """A context within :func:`computing_process` in which the user's code, such as a callback, may change torch's
+    settings. Afterwards the settings on which the bits of results depend are restored."""
     import torch
 
     threads = torch.get_num_threads()
@@ -88,7 +96,8 @@ def unchanged_settings() -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Returns freed memory of this process to the system, except for memory below a block that is still in use."""
+    """Returns memory that this process has freed to the operating system, except for memory below a block that is still
+    in use."""
     if libc := _glibc():
         libc.malloc_trim(0)
 
@@ -98,8 +107,11 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def require_device(device: str, precision: str = "fp32") -> None:
-    """Raises :class:`UserError` if torch can't use ``device`` in this process, even though Ray may have counted it, or
-    if the device does not support ``precision``."""
+    """Checks that this process can compute on ``device`` ("cpu" or "cuda") in ``precision`` (``train.precision``).
+
+    Raises :class:`UserError` if torch can't use the device here, even though Ray may have counted a GPU, or if the
+    device does not support the precision.
+    """
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -116,7 +128,9 @@ def require_device(device: str, precision: str = "fp32") -> None:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Returns a description of this process: its node, and everything that the bits of its results depend on."""
+    """Returns a description of this process: its ``node`` and ``pid``, and what the bits of its results depend on,
+    which is ``device`` (the model of the GPU or CPU), ``instructions`` (the CPU's instruction set) and ``torch``
+    (the version)."""
     import torch
 
     kind = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
@@ -130,8 +144,8 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def same_kind(machines: list[dict[str, Any]]) -> bool:
-    """Returns whether all processes described by ``machines`` give the same bits, that is, have the same device,
-    instruction set and torch version."""
+    """Returns whether all processes of a run give the same bits, that is, have the same device, instruction set and
+    torch version. ``machines`` has a description of each process, made by :func:`describe`."""
     return len({(m["device"], m["instructions"], m["torch"]) for m in machines}) <= 1
 
 

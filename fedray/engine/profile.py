@@ -10,8 +10,9 @@ from fedray.tracking.columns import PURPOSES
 
 
 class Profile:
-    """Adds up seconds by purpose. Workers' seconds are divided by the number of workers, because these compute at the
-    same time."""
+    """Measures on what the time of a round is spent: adds up seconds for each purpose, which is a column of
+    profile.csv such as "gradient". The seconds of workers are divided by the number of workers, because these compute
+    at the same time."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
@@ -19,8 +20,9 @@ class Profile:
 
     @contextlib.contextmanager
     def of_pool(self, slots: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
-        """A context for the time in which ``slots`` workers are busy. It yields a function that must be called with the
-        seconds of each result."""
+        """A context for the time in which the ``slots`` workers of a pool do tasks. It yields a function that must be
+        called with ``result.seconds`` of each task's result, the seconds that a worker spent on each purpose. The
+        remaining time of the context counts as "waiting"."""
         began, busy = time.perf_counter(), 0.0
 
         def done(seconds: Mapping[str, float]) -> None:
@@ -40,7 +42,8 @@ class Profile:
         self._seconds[purpose] += time.perf_counter() - began
 
     def take(self) -> dict[str, float]:
-        """Returns the seconds by purpose since the last call."""
+        """Returns the seconds that were spent on each purpose since the last call: a number for each column of
+        profile.csv. Time that was not measured counts as "server"."""
         now = time.perf_counter()
         taken, self._seconds = self._seconds, dict.fromkeys(PURPOSES, 0.0)
         taken["server"] = now - self._since - sum(taken.values())

@@ -19,25 +19,29 @@ from fedray.engine.determinism import FLASH, nondeterministic_operations, strict
 from fedray.engine.evaluation.evaluator import Evaluator
 
 REHEARSING = {"cuda"}
-"""The kinds of devices on which there is a rehearsal. On a CPU there are almost no such operations."""
+"""The kinds of devices on which a rehearsal looks for operations that are not deterministic. On a CPU there are almost
+no such operations."""
 
 SAMPLES = 2
-"""The number of samples of the gradient and of the evaluation, on which a model's operations do not depend."""
+"""The number of samples of the rehearsal's gradient and evaluation. Which operations a model uses does not depend on
+this number."""
 
 
 class Rehearsed(NamedTuple):
-    """The ``operations`` without a deterministic version that were found. ``strict`` says that tasks are to be done in
-    strict mode (:func:`~fedray.engine.determinism.strictly`), in which these were the only ones found."""
+    """What a rehearsal (one gradient and one evaluation before the first round) has found. ``operations`` are torch's
+    names of the operations without a deterministic version. If ``strict`` is true, tasks must be done in strict mode
+    (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention, and
+    ``operations`` has only what was found in this mode."""
 
     operations: tuple[str, ...] = ()
     strict: bool = False
 
 
 def rehearsed(clients: Clients, evaluator: Evaluator) -> Rehearsed:
-    """Returns the operations without a deterministic version in a gradient of the task loss and in an evaluation. The
-    network is left as it was.
+    """Computes a gradient of the task loss and an evaluation before the first round, to find out which of the model's
+    operations have no deterministic version on this device. Returns these operations. The network is left as it was.
 
-    Exceptions are ignored, because they will be raised again in the first round, where the client is known.
+    Exceptions are ignored, because they will be raised again in the first round, with the number of the client.
     """
     if clients.device.type not in REHEARSING:
         return Rehearsed()
@@ -49,7 +53,8 @@ def rehearsed(clients: Clients, evaluator: Evaluator) -> Rehearsed:
 
 
 def _met(clients: Clients, evaluator: Evaluator) -> tuple[str, ...]:
-    """Computes a gradient and an evaluation, and returns their operations without a deterministic version."""
+    """Computes a gradient and an evaluation, and returns the names of the operations in them that have no
+    deterministic version."""
     network, data, before = clients.network, clients.data, torch.is_warn_always_enabled()
     model = network.loaded()
     # torch warns about some operations only once in the life of a process

@@ -34,13 +34,15 @@ from fedray.experiment.experiment import Experiment
 class RoundResult:
     """The result of a round.
 
-    ``log`` has columns of clients.parquet: numbers of the cohort's clients by name, in the order of ids. A number is
-    None until a phase sets it. ``states`` are the files of the clients' new states. ``worker_seconds`` is the time of
-    all workers together. ``samples`` is the number of samples in all mini-batches.
+    ``log`` has columns of clients.parquet by name, each with an entry for each client of the cohort, in the order
+    of ids. An entry is None until a phase sets it. ``states`` has the files of the clients' new states, by client.
+    ``worker_seconds`` is the working time of all workers together. ``samples`` is the number of samples in all
+    local mini-batches.
 
-    Observers fill in ``metrics``, the round's row of metrics.csv; ``scores``, the columns of evaluation.parquet, if
-    clients are scored; and ``layers``, the columns of layers.parquet, with run.diagnostics. ``profile`` has the seconds
-    that were spent, by purpose. ``diverged`` is true if the loss or the model is not finite.
+    The run's observers fill in ``metrics``, the round's row of metrics.csv; ``scores``, the columns of
+    evaluation.parquet, if clients are scored; and ``layers``, the columns of layers.parquet, with
+    run.diagnostics. ``profile`` has the seconds that were spent, by purpose. ``diverged`` is true if the loss or
+    the model is not finite.
     """
 
     number: int
@@ -56,7 +58,9 @@ class RoundResult:
     diverged: bool = False
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
-        """Adds the result of a task. Returns the state files of earlier phases of this round that it replaces."""
+        """Adds ``found``, the result of ``task``: working time, columns of clients.parquet, and the files of new
+        client states. Returns the state files of these clients from earlier phases of the round, which the caller can
+        delete now."""
         self.worker_seconds += working_seconds(found.seconds)
         for name, values in found.log.items():
             column = self.log.setdefault(name, [None] * len(self.cohort.ids))
@@ -71,8 +75,8 @@ class RoundResult:
 def run_round(
     number: int, state: RunState, experiment: Experiment, cutter: TaskCutter, queue: TaskQueue
 ) -> RoundResult:
-    """Runs round ``number`` (from 1) and updates ``state``. ``cutter`` cuts the cohort into tasks, and ``queue`` sends
-    them to the workers."""
+    """Runs round ``number`` (from 1), updates ``state``, and returns the round's result, without an evaluation.
+    ``cutter`` cuts the cohort into tasks, and ``queue`` sends the tasks to the workers."""
     began = time.perf_counter()
     server, algorithm = state.server, experiment.algorithm
     server.round = number
@@ -120,9 +124,12 @@ def run_round(
 def start_server_training(
     algorithm: Algorithm, server: ServerState, concurrent: bool, threads: int
 ) -> Future[Mapping[str, Vector]]:
-    """Starts the server's own training, and returns its result as a future.
+    """Starts the training of a model at the server (``Algorithm.server_training``), which only some algorithms have.
+    Returns a future of the models and vectors by name that the server gets from this training; the dict is empty
+    without such training.
 
-    With ``concurrent`` it runs in a separate thread. Otherwise it has ended when this function returns.
+    With ``concurrent`` the server trains in a separate thread while the clients train. Otherwise the training has ended
+    when this function returns. torch computes with ``threads`` threads.
     """
     future: Future[Mapping[str, Vector]] = Future()
 

@@ -33,12 +33,12 @@ from fedray.util.files import replacement_of
 
 
 class Run:
-    """A run of ``experiment`` on ``data`` that continues from ``state``. It does not depend on Ray.
+    """A run of ``experiment`` on ``data`` that continues from ``state``, on any engine. :meth:`rounds` runs it.
 
-    ``worker`` is the server's own, with a network and the data. ``pool`` simulates the clients. ``scoring`` says which
-    clients are scored. ``recorder`` writes the run folder. ``concurrent`` and ``overlap`` say what may happen at the
-    same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say`` shows a line. The run ends after the round in
-    progress if ``stopping`` is set.
+    ``worker`` is the server's own worker, with a network and the data. ``pool`` has the workers that simulate the
+    clients. ``scoring`` says which clients are scored. ``recorder`` writes the run folder. ``concurrent`` and
+    ``overlap`` say what may happen at the same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say`` shows a
+    line to the user. The run ends after the round in progress if the event ``stopping`` is set.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Run:
         self._reported: RoundResult | None = None
 
     def restore(self, saved: Checkpoint) -> None:
-        """Goes back to a checkpoint."""
+        """Goes back to the checkpoint ``saved``, so that :meth:`rounds` continues after the checkpoint's round."""
         self.state.restore(saved, self.pool, self.worker.clients.states)
         self.checkpoints.saved_round = saved.round
         self.best.restore(read_metrics(self.recorder.folder.path))
@@ -88,7 +88,7 @@ class Run:
         return self._wall_before + time.perf_counter() - self._began
 
     def rounds(self) -> Iterator[Report]:
-        """Runs the remaining rounds, and yields a report of each.
+        """Runs the remaining rounds, and yields a report of each round, whose metrics are then complete.
 
         The run ends early if ``stopping`` is set, if the loss or the model is no longer finite, or if the main metric
         is good enough or stops improving (:class:`~fedray.engine.observers.Best`). A round is reported once it has been
@@ -120,8 +120,8 @@ class Run:
         self._finish(status)
 
     def _observe(self, result: RoundResult) -> None:
-        """Shows a trained round to the observers. If one of them needs the state after this round, the tasks that were
-        put off are done now."""
+        """Shows a round to the observers after its training. If one of them needs the state after this round,
+        evaluation tasks that were put off are done now."""
         result.diverged = not (math.isfinite(result.metrics.get("train_loss", 0)) and self.state.is_finite())
         self._unreported.append(result)
         for observer in self.observers:
@@ -132,7 +132,8 @@ class Run:
             self._add_profile(result)
 
     def _note(self, found: PhaseResult | EvalResult | ScoreResult) -> None:
-        """Records what a worker's result says beside its numbers. Workers may say the same line."""
+        """Passes on what a worker's result ``found`` contains for the user and the run's records: its lines, and
+        operations that are not deterministic. A line that several workers send is shown once."""
         self.recorder.withdraw_promise(found.nondeterministic)
         for line in found.lines:
             if line not in self._said:
@@ -141,7 +142,8 @@ class Run:
                 self._say(line)
 
     def _facts(self, result: RoundResult) -> dict[str, Any]:
-        """Returns the columns of clients.parquet that runs of all algorithms have."""
+        """Returns the columns of clients.parquet that runs of all algorithms have, by name, for the clients of the
+        round's cohort."""
         cohort = result.cohort
         return {
             "round": result.number,
@@ -161,7 +163,7 @@ class Run:
             result.profile[purpose] += seconds
 
     def _reports(self) -> Iterator[Report]:
-        """Shows all rounds whose evaluation has ended to the observers, and yields their reports."""
+        """Shows all rounds whose evaluation has ended to the observers, and yields the reports of these rounds."""
         while self._unreported:
             result = self._unreported.pop(0)
             for observer in self.observers:
@@ -170,10 +172,11 @@ class Run:
             yield Report(result.number, dict(result.metrics))
 
     def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the last reported round, as long as no other round has begun.
+        """Returns a part of the last reported round for a callback, as long as no other round has begun.
 
-        ``what`` is "clients", "evaluation" or "layers", for columns by name or None; or "model", for the tensors of the
-        evaluated model, or of the further model ``name``, in the form in which files have them.
+        ``what`` is "clients", "evaluation" or "layers", for the columns of this table by name, or None if the round has
+        no such table. Or ``what`` is "model", for the tensors of the evaluated model, or of the further model ``name``,
+        by their names in a model file, on the CPU.
         """
         result = self._reported
         assert result is not None
@@ -189,7 +192,8 @@ class Run:
         return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
     def _save_model(self, name: str) -> None:
-        """Writes the evaluated model into the run folder, with all tensors of the user's module."""
+        """Writes the evaluated model into the file ``name`` of the run folder, with all tensors of the
+        user's module."""
         network = self.worker.clients.network
         model = self.experiment.algorithm.eval_model(self.state.server)
         named = network.saved(model)

@@ -16,21 +16,22 @@ from fedray.engine.state.packing import on_host, tensor_over
 from fedray.engine.tasks import PhaseResult, PhaseTask
 
 LARGE = 1 << 24
-"""The bytes of a node of the tree from which it stays on a GPU only if there is room (:data:`ROOM`)."""
+"""The bytes from which a partial sum (a node of the summation tree) stays on a GPU only if the GPU has room for
+more (:data:`ROOM`)."""
 
 ROOM = 16
-"""The number of such nodes for which a GPU must have free memory so that a large node stays there."""
+"""A large partial sum stays on its GPU if the free memory there is at least this many times its size."""
 
 
 class CohortSums:
-    """Adds up the results of a phase's tasks along the fixed summation tree.
+    """Adds up what all clients of a cohort upload in one phase, from the results of the phase's tasks.
 
-    Therefore the order in which results arrive changes no bit. Results of a worker in this process are added up on the
-    worker's device, and results of other processes on ``device``, to which the final sums are moved. The device of an
-    addition changes no bit either.
+    The additions follow the fixed binary tree of :mod:`fedray.core.tree`. Therefore no bit of a sum depends on the
+    order in which results arrive, or on the device of an addition. Results of a worker in this process are added up on
+    the worker's device, and results of other processes on ``device``, to which the final sums are moved.
 
-    ``members`` is the number of clients in the cohort. The attribute ``scalars`` has the numbers that each client sent,
-    by name, in the order of ids.
+    ``members`` is the number of clients in the cohort. The attribute ``scalars`` has the numbers that clients send one
+    by one (``Result.scalars``): for each name a list with a number for each client, in the order of ids.
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
@@ -43,10 +44,10 @@ class CohortSums:
         self._models: set[str] = set()
 
     def add(self, task: PhaseTask, found: PhaseResult) -> None:
-        """Adds the result of a task.
+        """Adds the result ``found`` of ``task`` to the sums.
 
-        Raises :class:`~fedray.errors.UserError` if its clients returned values of other forms than those of earlier
-        tasks.
+        Raises :class:`~fedray.errors.UserError` if the clients of this task returned values of other kinds or shapes
+        than the clients of earlier tasks.
         """
         check_same_forms(found.forms, self._forms, self.algorithm, self.phase)
         self._forms = found.forms
@@ -72,11 +73,12 @@ class CohortSums:
             column[place] = value
 
     def totals(self) -> dict[str, Vector]:
-        """Returns the sums by name (float32). All results must have been added."""
+        """Returns the weighted sums of the clients' uploads, by the upload's name: float32 vectors and models, on the
+        server's device. The results of all tasks must have been added."""
         return {name: self._there(self._total(name, tree.total())) for name, tree in self._trees.items()}
 
     def _there(self, value: Vector) -> Vector:
-        """Returns ``value`` on the server's device."""
+        """Returns the sum ``value`` on the server's device."""
         row = value.row if isinstance(value, Model) else value
         moved = on_host(row) if self.device.type == "cpu" else row.to(self.device)
         return self.layout.model(moved) if isinstance(value, Model) else moved
@@ -94,7 +96,7 @@ class CohortSums:
 
 
 def _where_it_fits(node: Tensor) -> Tensor:
-    """Returns ``node``, moved to the CPU if it is large and its GPU has little free memory."""
+    """Returns the partial sum ``node``, moved to the CPU if it is large and its GPU has little free memory."""
     if node.device.type == "cpu" or node.nbytes < LARGE or ROOM * node.nbytes <= available(node.device):
         return node
     return on_host(node)

@@ -16,25 +16,26 @@ from fedray.engine.state.packing import on_host
 from fedray.engine.state.states import StateFile
 
 Blocks: TypeAlias = Sequence[tuple[int, int]]
-"""Ranges ``(start, stop)`` of positions in the cohort."""
+"""Ranges ``(start, stop)`` of positions in the cohort, such as ``[(0, 4), (8, 10)]``: the clients of a task."""
 
 Handle: TypeAlias = Any
-"""Refers to published data: an object reference of Ray's, a file, or the data itself. A worker's ``fetch`` returns the
-data."""
+"""Refers to published data, such as a broadcast: an object reference of Ray's, a file, or the data itself. A worker's
+``fetch`` returns the data."""
 
 
 @dataclass(frozen=True)
 class PhaseTask:
-    """A task: run one phase of the algorithm for some clients of the cohort.
+    """A task for a worker: run one phase of the algorithm for some clients of the cohort.
 
     ``phase`` is the index into ``Algorithm.phases``. ``blocks`` are the clients' positions in the cohort, which has
-    ``members`` clients. ``work`` is the number of samples in all their mini-batches.
+    ``members`` clients. ``work`` is the number of samples in all their local mini-batches.
 
-    The fields from ``ids`` on have an entry for each client. Only ``broadcasts`` and ``scalars`` have an entry for each
-    phase up to this one, so that a worker can repeat the earlier phases if the actor that did them was lost. ``states``
-    has handles of the clients' states, None for a client that has none yet. ``received`` has handles of the models that
-    the clients received last, if the algorithm needs them. ``keeps`` says whether the worker keeps ``Result.kept`` for
-    a later phase.
+    ``ids``, ``weights`` (for aggregation), ``steps`` (local ones) and ``gaps`` (rounds since the last participation)
+    have an entry for each client. So do ``states``, handles of the clients' states, with None for a client that has
+    none yet, and ``received``, handles of the models that the clients received last, if the algorithm needs them.
+    ``broadcasts`` and ``scalars`` have an entry for each phase up to this one, so that a worker can repeat the
+    earlier phases if the actor that did them was lost. ``keeps`` says whether the worker keeps ``Result.kept`` for a
+    later phase.
     """
 
     round: int
@@ -55,23 +56,23 @@ class PhaseTask:
 
     @property
     def start(self) -> int:
-        """The position of the first client, which identifies the task within the phase."""
+        """The position of the task's first client in the cohort, which identifies the task within the phase."""
         return self.blocks[0][0]
 
     @property
     def positions(self) -> list[int]:
-        """The clients' positions in the cohort."""
+        """The positions of the task's clients in the cohort, as a list in their order."""
         return positions(self.blocks)
 
 
 @dataclass
 class PartialSum:
-    """The contribution of a task's clients to the sum of one upload.
+    """The contribution of a task's clients to the sum of one upload over the cohort.
 
-    ``nodes`` has the float64 values of the clients' nodes of the summation tree, as tensors on the worker's device, or
-    as arrays to travel between processes. ``weights`` says how the upload is summed
-    (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the clients' s_i for
-    ``mean_by``.
+    ``nodes`` has partial sums: the float64 values of nodes of the summation tree that cover the task's clients. They
+    are tensors on the worker's device, or arrays to travel between processes. ``weights`` says how the upload is
+    weighted (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the clients'
+    numbers s_i for the rule ``mean_by``.
     """
 
     nodes: Mapping[Node, Tensor | NDArray[np.float64]]
@@ -80,7 +81,7 @@ class PartialSum:
     scale: list[float] | None = None
 
     def pack(self) -> None:
-        """Turns the nodes into arrays."""
+        """Turns the tensors in ``nodes`` into NumPy arrays, so that they can be sent to another process."""
         self.nodes = {
             node: on_host(value).numpy() if isinstance(value, Tensor) else value for node, value in self.nodes.items()
         }
@@ -88,13 +89,14 @@ class PartialSum:
 
 @dataclass
 class PhaseResult:
-    """The result of a phase for the clients of a task.
+    """The result of a :class:`PhaseTask`.
 
-    ``forms`` describes the form of each value that the phase returned. ``sums`` has the clients' contribution to the
-    sum of each upload. ``scalars`` and ``log`` have a number for each client, by name: ``scalars`` for the server's
-    rule, and ``log`` for clients.parquet, with None for a client without a number. ``states`` are the files of the
-    clients' new states, if the phase returns any. ``seconds`` says how the worker spent its time. ``nondeterministic``
-    names the operations without a deterministic version that the worker ran. ``lines`` are for the user.
+    ``forms`` has the kind and the shape of each value that the phase returned. ``sums`` has the clients' contribution
+    to the sum of each upload. ``scalars`` and ``log`` have a number for each client, by name: ``scalars`` for the
+    server's rule, and ``log`` for clients.parquet, with None for a client without a number. ``states`` are the files of
+    the clients' new states, if the phase returns any. ``seconds`` says how long the worker worked for each purpose.
+    ``nondeterministic`` names the operations without a deterministic version that the worker ran. ``lines`` are shown
+    to the user.
     """
 
     sums: dict[str, PartialSum]
@@ -109,7 +111,8 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A task: evaluate ``models`` on the samples start .. stop - 1 of the split ``split``.
+    """A task for a worker: evaluate ``models`` on the samples start .. stop - 1 of ``split``, which is "test",
+    "validation" or "train".
 
     ``broadcast`` is the handle of the models by name. With ``each`` the result also has the main metric of each sample.
     """
@@ -123,19 +126,21 @@ class EvalTask:
 
 
 GLOBAL = "global"
-"""The name of the evaluated model in the broadcast for evaluation."""
+"""The name of the evaluated model in the broadcast for an evaluation, in which all models are sent to the workers."""
 
 PERSONAL_PREFIX = "personal:"
-"""In the broadcast for evaluation, the beginning of the names of the vectors that personal models are made from. No
-model has such a name."""
+"""In the broadcast for an evaluation, the beginning of the names of vectors from which clients make their personal
+models. No model has such a name."""
 
 
 @dataclass
 class EvalResult:
-    """The result of an evaluation.
+    """The result of an :class:`EvalTask`.
 
-    For each model, ``sums`` has two sums over the samples for the loss and for each metric (:meth:`Task.sums`). If the
-    task asked for it, ``each [n, 2]`` has these two numbers of the main metric for each sample.
+    ``sums`` has an entry for each model of the task: for the loss and for each metric, the sums of numerator
+    and denominator over the samples (:meth:`Task.sums`). If the task asked for it, ``each`` has an array
+    ``[n, 2]`` for each model, with the main metric's numerator and denominator for each sample. The other
+    fields are as in :class:`PhaseResult`.
     """
 
     sums: list[dict[str, tuple[float, float]]]
@@ -147,12 +152,12 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """A task: score models that differ from client to client, each on the client's test share.
+    """A task for a worker: score models that differ from client to client, each on its client's test share.
 
     With ``personal`` the algorithm's personal models are scored, which are made from the vectors in ``broadcast`` whose
     names begin with :data:`PERSONAL_PREFIX`. With ``finetune_steps`` the global model is scored after this number of
-    local steps at the learning rate ``lr``. The other fields are as in :class:`PhaseTask`, but positions count all
-    clients that are scored.
+    local steps at the learning rate ``lr``. The other fields are as in :class:`PhaseTask`, but positions are counted
+    among all clients that are scored, instead of the cohort.
     """
 
     round: int
@@ -168,14 +173,15 @@ class ScoreTask:
 
     @property
     def start(self) -> int:
-        """The position of the first client, which identifies the task."""
+        """The position of the task's first client among all clients that are scored, which identifies the task."""
         return self.blocks[0][0]
 
 
 @dataclass
 class ScoreResult:
-    """The result of a :class:`ScoreTask`. ``sums`` has, for each kind of model and each client of the task, the two
-    sums of the main metric over the client's test share."""
+    """The result of a :class:`ScoreTask`. For each kind of model ("personal", "finetuned") ``sums`` has a list with an
+    entry for each client of the task: the sums of the main metric's numerator and denominator over the client's test
+    share. The other fields are as in :class:`PhaseResult`."""
 
     sums: dict[str, list[tuple[float, float]]]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -188,10 +194,11 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def working_seconds(seconds: Mapping[str, float]) -> float:
-    """Returns how long a worker took for a task, without the time for work that it does only once in its life."""
+    """Returns how many seconds a worker took for a task, given its ``seconds`` for each purpose. Compilation does not
+    count, because a process does that only once."""
     return sum(seconds.values()) - seconds.get("compilation", 0.0)
 
 
 def positions(blocks: Blocks) -> list[int]:
-    """Returns all positions in ``blocks``, in their order."""
+    """Returns all positions in ``blocks``, in their order: ``[(0, 2), (4, 6)]`` gives ``[0, 1, 4, 5]``."""
     return [position for block in blocks for position in range(*block)]

@@ -20,19 +20,25 @@ from fedray.tracking.diagnostics import UPDATE
 from fedray.usercode.importing import as_user_error
 
 MOST_UPLOADS = 1 << 16
-"""More uploads than any phase has. Used to give each step and upload its own stream of random numbers."""
+"""More uploads than any phase has. With this number each upload step gets its own stream of random numbers for
+each upload."""
 
 
 class UploadSteps:
-    """The steps of a run (``train.upload``), for ``clients`` in this process."""
+    """Applies the upload steps of a run (``train.upload``, such as clipping or noise) for ``clients`` in
+    this process."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.steps = clients, clients.experiment.upload
 
     @torch.no_grad()
     def apply(self, result: Result, client: ClientPhase, phase: str, handles: Sequence[Handle | None]) -> Result:
-        """Returns ``result`` after all steps have been applied to its uploads. Vectors that the steps keep are added to
-        the clients' state. ``handles`` refer to the states with which the clients began the round."""
+        """Returns ``result``, what the clients of a stack return from a phase, after all steps of ``train.upload`` have
+        changed its uploads.
+
+        Vectors that the steps keep for later rounds are added to the clients' state. ``handles`` refer to the states
+        with which the clients began the round.
+        """
         uploads: dict[str, Upload] = {}
         kept: dict[str, Vector] = {}
         for number, (name, upload) in enumerate(result.uploads.items()):
@@ -58,9 +64,10 @@ class UploadSteps:
         return replace(result, uploads=uploads, state=state)
 
     def _rows_of(self, value: Vector, client: ClientPhase) -> tuple[Tensor, Tensor | None]:
-        """Returns the rows ``[C, parameters]`` that the steps get, and the base that was subtracted from them. For a
-        model these are its update and the parameters of the broadcast x. The base is None for a vector, and if the
-        algorithm broadcasts no model x."""
+        """Returns the rows ``[C, parameters]`` that the steps get for the upload ``value``, and what was
+        subtracted from them. For a model the rows are the update y_i - x, where x is the model that the server
+        sent and whose parameters were subtracted. The second value is None for a vector, and if the algorithm
+        broadcasts no model x."""
         count = self.clients.network.layout.parameters
         if not isinstance(value, Model):
             return value[:, :count].clone(), None
@@ -71,7 +78,8 @@ class UploadSteps:
         return value.parameters[:, :count] - base, base
 
     def _value_of(self, rows: Tensor, value: Vector, base: Tensor | None) -> Vector:
-        """Returns an upload of the same kind as ``value``, made from the ``rows`` after all steps."""
+        """Returns the upload that is sent: the ``rows`` after all steps as a model or vector, like ``value`` before the
+        steps. ``base`` is what :meth:`_rows_of` subtracted."""
         count = rows.shape[1]
         rows = rows if base is None else rows + base
         if isinstance(value, Model):
@@ -81,7 +89,8 @@ class UploadSteps:
 
 
 def _checked(step: UploadStep, rows: Tensor, upload: UploadRows) -> Tensor:
-    """Returns ``step(rows, upload)``. Raises :class:`UserError` if the step fails or returns rows of another form."""
+    """Returns ``step(rows, upload)``. Raises :class:`UserError` if the step fails, or returns or keeps anything but
+    rows of the same shape and type."""
     name = getattr(step, "__name__", type(step).__name__)
     with as_user_error(f"train.upload: {name} failed on the upload {upload.name!r} of round {upload.round}"):
         found: Any = step(rows, upload)

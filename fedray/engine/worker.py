@@ -22,7 +22,8 @@ from fedray.engine.tasks import EvalResult, EvalTask, PhaseResult, PhaseTask, Sc
 
 
 class Worker:
-    """Does any task of a run for ``clients``, on their device."""
+    """Does the tasks of a run in one process: trains clients, evaluates models and scores clients. ``clients`` has the
+    network, the data and the clients' states, on the device that computes. Any worker can do any task of the run."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.experiment, self.data = clients, clients.experiment, clients.data
@@ -32,9 +33,12 @@ class Worker:
     def run(
         self, task: Task, following: Task | None = None, settled: bool = True
     ) -> PhaseResult | EvalResult | ScoreResult:
-        """Returns the result of ``task``. If the next task is known, ``following``, its clients' states are read
-        meanwhile. If ``settled``, the files of clients' new states are complete when this returns, and otherwise after
-        :meth:`settle`."""
+        """Does ``task`` and returns its result.
+
+        If the next task is known, ``following``, the states of its clients are read from files while ``task`` is done.
+        With ``settled`` the files with the clients' new states are complete when this method returns. Without, they are
+        complete only after :meth:`settle`.
+        """
         if self.rehearsed.strict:
             try:
                 with strictly():
@@ -48,8 +52,9 @@ class Worker:
         return self._done(task, following, settled)
 
     def describe(self) -> dict[str, Any]:
-        """Returns a description of this process: everything that the bits of results depend on, and the operations that
-        the rehearsal found to be ``nondeterministic``."""
+        """Returns a description of this process as a dict: its ``node`` and ``pid``; ``device``, ``instructions`` and
+        ``torch``, on which the bits of results depend; and ``nondeterministic``, the names of the operations without a
+        deterministic version that were found before the first round."""
         return describe(self.clients.device.type) | {"nondeterministic": self.rehearsed.operations}
 
     def _done(self, task: Task, following: Task | None, settled: bool) -> PhaseResult | EvalResult | ScoreResult:
@@ -70,14 +75,15 @@ class Worker:
         return result
 
     def settle(self) -> None:
-        """Waits until the clients' new states of all tasks so far are in their files. Raises
-        :class:`~fedray.errors.UserError` if one can't be written."""
+        """Waits until the new states of the clients of all tasks so far are in their files. Raises
+        :class:`~fedray.errors.UserError` if a state can't be written."""
         self.clients.traffic.settle()
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
-        """Returns ``size`` inputs of the set ``source`` (public or test), drawn again in each round.
+        """Returns ``size`` inputs ``[size, ...]`` for the server's rule, drawn without replacement from the public set
+        or the test set (``source`` is "public" or "test"). Each round draws others.
 
-        If the set is smaller, all of it is returned.
+        If the set is smaller, all of its inputs are returned.
         """
         samples = self.clients.train if source == "public" else self.clients.test
         indices = self.data.public if source == "public" else np.arange(len(self.data.y_test))
@@ -87,7 +93,8 @@ class Worker:
         return samples.gather(indices)[0]
 
     def cohort_as_stack(self, server: ServerState, broadcast: Broadcast) -> ClientPhase:
-        """Returns all clients of the round's cohort as a single stack that has received ``broadcast``."""
+        """Returns all clients of the round's cohort as a single stack, the rows of one tensor, which has received
+        ``broadcast``. ``run.diagnostics=virtual`` trains its virtual model with this stack in the server's process."""
         cohort = server.cohort
         indices = [self.data.client(client) for client in cohort.ids]
         stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)
@@ -96,7 +103,8 @@ class Worker:
         return self.clients.phase_of(stack, None, round=server.round, lr=server.lr, clock=Clock(), **received)
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
-        """Returns the server as a client whose data are the public set. It makes ``steps`` local steps."""
+        """Returns the server as a client whose samples are the public set, for algorithms in which the server trains a
+        model as well. This client makes ``steps`` local steps."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # a clock of its own, because the time counts as the server's and not as that of a task

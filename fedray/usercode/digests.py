@@ -33,14 +33,16 @@ USES = {
     "LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_ATTR": "attribute", "LOAD_METHOD": "attribute",
     "IMPORT_FROM": "attribute", "IMPORT_NAME": "module",
 }  # fmt: skip
-"""For each bytecode operation that has a name: what is named, a global, an attribute or a module."""
+"""For each bytecode operation of Python that contains a name: what the name refers to, a global, an attribute or
+a module."""
 
 ONLY_TELL = {"logging.Logger", "logging.Handler", "tqdm.std.tqdm", "torch.utils.tensorboard.writer.SummaryWriter"}
-"""Classes of objects that only report and compute nothing. In a digest their type counts, but not their content."""
+"""Classes of objects that only report, such as loggers, and compute nothing. In a digest their class counts, but not
+their content."""
 
 
 class _Object(NamedTuple):
-    """Wraps an object that is still to be included in a digest."""
+    """Wraps an object that still has to be included in a digest."""
 
     thing: Any
 
@@ -49,10 +51,11 @@ _Part = str | bytes | _Object
 
 
 def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
-    """Returns the digest of a function, class or object: a sha256 as hexadecimal digits.
+    """Returns the digest of a function, a class or another object, which changes if the user edits its code: a sha256
+    as hexadecimal digits. It covers everything to which the object refers.
 
-    Only the shapes and dtypes of the tensors ``apart_from`` count, not their values. If they are a model's parameters
-    and buffers, the result is a digest of the model's code without its weights.
+    Only the shapes and dtypes of the tensors ``apart_from`` count, not their values. If these tensors are a model's
+    parameters and buffers, the result is a digest of the model's code without its weights.
     """
     digest, weights = hashlib.sha256(), frozenset(map(id, apart_from))
     # objects may refer to each other; visited objects are kept alive, so that no new object gets one of their ids
@@ -80,7 +83,8 @@ def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
 
 
 def _parts(thing: Any, weights: frozenset[int]) -> Iterable[_Part]:
-    """Returns the parts of an object that count. ``weights`` are the ids of tensors whose values do not count."""
+    """Returns the parts of an object that count in its digest: texts, bytes, and further objects. ``weights`` are the
+    ids of tensors whose values do not count."""
     # not isinstance(), because a weak proxy passes that on to the object behind it, which may be gone
     kind = type(thing)
     if ONLY_TELL & {f"{_module_of(each)}.{each.__qualname__}" for each in kind.__mro__}:
@@ -112,7 +116,8 @@ def _parts(thing: Any, weights: frozenset[int]) -> Iterable[_Part]:
 
 
 def _place_in_set(element: Any) -> str:
-    """Returns the key by which the elements of a set are sorted, because sets have another order in each process."""
+    """Returns the key by which an element of a set is sorted, because the elements have another order in
+    each process."""
     is_plain = type(element) in {*PLAIN, tuple}
     return f"{type(element).__name__} {repr(element) if is_plain else getattr(element, '__qualname__', '')}"
 
@@ -162,7 +167,8 @@ def _function(function: types.FunctionType) -> Iterator[_Part]:
 
 
 def _uses(code: types.CodeType) -> dict[str, set[str]]:
-    """Returns the names of globals, attributes and imported modules in a function's code and in nested functions."""
+    """Returns the names that the code of a function and of the functions in it uses, as sets under the keys "global",
+    "attribute" and "module" (an imported module)."""
     found: dict[str, set[str]] = {kind: set() for kind in USES.values()}
     for step in dis.get_instructions(code):
         # names like __name__ only tell where the code is
@@ -175,9 +181,9 @@ def _uses(code: types.CodeType) -> dict[str, set[str]]:
 
 
 def _globals(names: set[str], attributes: set[str], namespace: dict[str, Any], modules: set[str]) -> Iterator[_Part]:
-    """Yields the names and values that code refers to by ``names`` in a ``namespace``. A module of the user's counts
-    with those of its members that the code uses as ``attributes``, and is added to ``modules`` so that it counts once.
-    """
+    """Yields the globals in ``namespace`` that a function's code uses, ``names``, each followed by its value. Of a
+    module of the user's only those members count that the code uses as ``attributes``. ``modules`` collects the modules
+    that have been counted, so that each counts once."""
     for name in sorted(names & namespace.keys()):
         value = namespace[name]
         home = sys.modules.get(type(value).__module__)
@@ -229,7 +235,7 @@ def _module(module: nn.Module) -> Iterator[_Part]:
 
 
 def _other(thing: Any) -> Iterator[_Part]:
-    """Yields the parts that pickle would save of an object, or only its type if pickle can't take it apart."""
+    """Yields the parts of an object that pickle would save, or only its type if pickle can't take the object apart."""
     if isinstance(thing, property):
         yield from map(_Object, (thing.fget, thing.fset, thing.fdel))
         return
@@ -253,6 +259,7 @@ def _other(thing: Any) -> Iterator[_Part]:
 
 
 def _module_of(thing: Any) -> str | None:
-    """Returns an object's ``__module__`` if it is a text, which it is not in a few classes written in C."""
+    """Returns the ``__module__`` of a class or another object if that is a text. In a few classes written in C it is
+    something else, and None is returned."""
     module = getattr(thing, "__module__", None)
     return module if isinstance(module, str) else None

@@ -10,16 +10,18 @@ from fedray.errors import UserError, near_miss
 from fedray.usercode.importing import FORMS, as_user_error, check_user_object, import_object, is_user_defined
 
 Entry: TypeAlias = str | dict[str, Any]
-"""A name, or a mapping with the key ``name`` and the options with which the class of that name is made."""
+"""How a config names an object: by a name alone, or by a mapping with the key ``name`` and options for the class of
+that name, such as ``{name: file.py:Name, option: 1}``."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> str:
-    """Returns the name in ``entry``, after checks that import nothing.
+    """Checks an entry of the config without importing anything, and returns the name in it. ``key`` is the config's
+    key, for messages, and ``known`` has the objects that come with fedray.
 
-    Raises :class:`UserError` if the name is neither ``known`` nor has the form of a user-defined object, or if its file
-    does not exist.
+    Raises :class:`UserError` if the name is neither in ``known`` nor has the form of a user-defined object, or if its
+    file does not exist.
     """
     name = entry if isinstance(entry, str) else entry.get("name")
     if not isinstance(name, str):
@@ -32,7 +34,8 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> s
 
 
 def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
-    """Returns the object of this ``name``: from ``known``, or user-defined (``file.py:Name`` or ``module:Name``).
+    """Returns the object that a config names: one of ``known``, or a user-defined one, ``file.py:Name``
+    or ``module:Name``.
 
     Args:
         name: The name in the config.
@@ -47,7 +50,8 @@ def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
 
 
 def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
-    """Returns the object that ``entry`` names. A class is instantiated with the options of the entry.
+    """Returns the object that ``entry`` names, from ``known`` or user-defined. A class is instantiated with the options
+    of the entry. ``key`` is the config's key, for messages.
 
     Raises :class:`UserError` as :func:`find` does, and if the class can't be instantiated with these options.
     """

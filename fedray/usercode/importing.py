@@ -20,24 +20,25 @@ from fedray.errors import UserError, near_miss
 from fedray.util.files import in_home
 
 FORMS = "file.py:Name or module:Name"
-"""The two ways in which a config can name a user-defined object, as a message shows them."""
+"""The two forms in which a config can name a user-defined object, as messages show them."""
 
 
 PREFIXES = ("torchvision:",)
-"""The beginnings of names that have a colon and are not user-defined."""
+"""How names in a config begin that have a colon, but do not name a user-defined object."""
 
 
 def is_user_defined(name: str) -> bool:
-    """Returns whether a name in a config means a user-defined object, rather than one that comes with fedray."""
+    """Returns whether a name in a config means a user-defined object (``file.py:Name`` or ``module:Name``), rather than
+    one that comes with fedray."""
     return ":" in name or name.endswith(".py")
 
 
 def import_object(name: str, key: str) -> Any:
-    """Returns the object that ``module:Name`` or ``file.py:Name`` names.
+    """Imports and returns the object that a config names as ``module:Name`` or ``file.py:Name``.
 
     A file's path is absolute or relative to the working directory. The file may have the same name as another module,
     and is read again if it has been edited. Modules that the file imports are also looked for in its folder, after all
-    other places. :func:`source_file` tells from which file an object came.
+    other places.
 
     Raises :class:`UserError`, which names the config's ``key``, if there is no such object or importing it fails.
     """
@@ -52,10 +53,11 @@ def import_object(name: str, key: str) -> Any:
 
 
 def check_user_object(name: str, key: str) -> None:
-    """Checks the name of a user-defined object without importing anything.
+    """Checks the name of a user-defined object in a config without importing anything. A name that comes with
+    fedray passes.
 
-    Raises :class:`UserError`, which names the config's ``key``, if ``name`` has neither of the two forms, or its file
-    can't be read.
+    Raises :class:`UserError`, which names the config's ``key``, if ``name`` is not of the form ``file.py:Name`` or
+    ``module:Name``, or if the file can't be read.
     """
     if is_user_defined(name) and not name.startswith(PREFIXES):
         where = _parts(name, key)[0]
@@ -64,12 +66,14 @@ def check_user_object(name: str, key: str) -> None:
 
 
 def home_of(name: str, key: str) -> str:
-    """Returns the name of the Python module in which :func:`import_object` finds the object of this name."""
+    """Imports the user-defined object ``name`` (``module:Name`` or ``file.py:Name``), and returns the name of the
+    Python module in which :func:`import_object` finds it. ``key`` is the config's key, for messages."""
     return _found(name, key)[0].__name__
 
 
 def _found(name: str, key: str) -> tuple[ModuleType, str]:
-    """Returns the module of ``module:Name`` or ``file.py:Name``, and ``Name``."""
+    """Imports the user-defined object ``name``, ``module:Name`` or ``file.py:Name``. Returns its module,
+    and ``Name``."""
     where, attribute = _parts(name, key)
     with as_user_error(f"{key}={name}: can't import {where!r}"):
         read = _module_in_file if where.endswith(".py") else _module
@@ -77,7 +81,8 @@ def _found(name: str, key: str) -> tuple[ModuleType, str]:
 
 
 def _parts(name: str, key: str) -> tuple[str, str]:
-    """Returns ``module`` or ``file.py``, and ``Name``."""
+    """Splits ``module:Name`` or ``file.py:Name`` into the part before the colon and ``Name``. Raises :class:`UserError`
+    for a name of any other form."""
     where, _, attribute = name.rpartition(":")
     if not attribute.isidentifier() or not (
         where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
@@ -87,7 +92,8 @@ def _parts(name: str, key: str) -> tuple[str, str]:
 
 
 def source_file(thing: Any) -> Path | None:
-    """Returns the file that defines a class, function or module, or the class of any other object.
+    """Returns the file that defines ``thing``, if that is a class, function or module. For any other object it is the
+    file that defines the object's class.
 
     Returns None for objects that were typed at a prompt or come from a compiled module.
     """
@@ -98,7 +104,7 @@ def source_file(thing: Any) -> Path | None:
 
 
 def short_name(name: str) -> str:
-    """Returns a short form of a name for use in a folder's name.
+    """Returns a short form of an object's name in a config, for use in the name of a run's folder.
 
     ``path/to/file.py:Name`` becomes ``file:Name``; other names stay as they are.
     """
@@ -116,7 +122,7 @@ def _module(name: str, what: str) -> ModuleType:
 
 
 def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
-    """Returns the absolute path of a file of the user's, and its code."""
+    """Returns the absolute path of ``file``, one of the user's files, and its content."""
     path = in_home(file).absolute()
     try:
         return path, path.read_bytes()
@@ -127,7 +133,8 @@ def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
 
 
 def _module_in_file(file: str, what: str) -> ModuleType:
-    """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
+    """Imports a file of the user's and returns it as a module. The module's name depends on the file's path and
+    content, so that no other module has this name."""
     path, code = _code_in(file, what)
     name = f"own_{path.stem}_{hashlib.sha256(bytes(path) + code).hexdigest()[:16]}"
     if name in sys.modules:
@@ -149,9 +156,9 @@ def _module_in_file(file: str, what: str) -> ModuleType:
 
 @contextlib.contextmanager
 def as_user_error(what: str) -> Iterator[None]:
-    """A context in which an error of the user's code becomes a :class:`UserError` of one line.
+    """A context for calling the user's code, in which an exception becomes a :class:`UserError` of one line.
 
-    The line begins with ``what``. The error's type and message follow, and the place in the user's files.
+    The line begins with ``what``. The exception's type and message follow, and the place in the user's files.
     """
     try:
         yield
@@ -162,9 +169,10 @@ def as_user_error(what: str) -> Iterator[None]:
 
 
 def error_line(error: BaseException) -> str:
-    """Returns an error's type and message in one line, and the place in the user's files that raised it.
+    """Returns an exception's type and message in one line, and the place in the user's files that raised it, such as
+    ``ValueError: too few samples (mine.py, line 12)``.
 
-    The place is the last line of the user's code in the traceback.
+    The place is the last line of the user's code in the traceback. It is left out if there is none.
     """
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

@@ -12,22 +12,26 @@ from functools import cache
 from pathlib import Path
 
 RECORDED = {"fedray", "torch", "torchvision", "numpy", "builtins", *sys.stdlib_module_names}
-"""The packages whose code does not count in a digest, because a run records their versions or the version of Python."""
+"""The packages whose code does not count in a digest of the user's code, because a run records their versions or the
+version of Python."""
 
 
 def with_length(part: str | bytes) -> bytes:
-    """Returns ``part`` as bytes after its length, so that the hashes of ("ab", "c") and ("a", "bc") differ."""
+    """Returns ``part`` as bytes after its length in 8 bytes. Several parts in a row then give another hash if they are
+    divided in another way, as "ab", "c" and "a", "bc"."""
     data = part.encode() if isinstance(part, str) else part
     return len(data).to_bytes(8, "big") + data
 
 
 def sha256_of(*parts: str | bytes) -> bytes:
-    """Returns the sha256 of several parts, each with its length."""
+    """Returns the sha256 of several parts, 32 bytes. It also depends on how the text is divided into parts: "ab", "c"
+    and "a", "bc" give different digests."""
     return hashlib.sha256(b"".join(map(with_length, parts))).digest()
 
 
 def is_library(module: str | None) -> bool:
-    """Returns whether the module of this name comes from an installed package, rather than from the user's files.
+    """Returns whether the module of this name comes from an installed package, instead of from the user's files. None,
+    for an object without a module, counts as a library.
 
     ``__main__`` is the user's, even if an installed program runs it, as in a notebook.
     """
@@ -39,9 +43,10 @@ def is_library(module: str | None) -> bool:
 
 
 def library_digest(module: str, name: str) -> bytes:
-    """Returns the digest of something that a library defines.
+    """Returns the digest, 32 bytes, of the object ``name`` that a library defines in ``module``, as a part of a digest
+    of the user's code.
 
-    It covers the name, and also the library's file if runs do not record the library's version.
+    It covers the two names, and also the content of the module's file if runs do not record the library's version.
     """
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
     return sha256_of(module, name, _content(module) if unrecorded else b"")
@@ -54,10 +59,11 @@ def _content(module: str) -> bytes:
 
 
 def source_digest(modules: Iterable[str], package: str = "", names: Collection[str] = ()) -> bytes:
-    """Returns the digest of the code in ``modules`` and in the modules that they import, without importing anything.
+    """Returns the digest, 32 bytes, of the code in ``modules`` and in the modules that they import, without
+    importing anything.
 
-    Only the user's modules count, without comments, line breaks and docstrings. Each name in ``modules`` is looked for
-    in the ``package`` too. Submodules of a package count if ``names`` has their name.
+    Only the user's modules count, without comments, line breaks and docstrings. Each name in ``modules`` may be that of
+    a module or of a submodule of ``package``. Submodules of a package count if ``names`` has their name.
     """
     found: dict[str, str] = {}
     left = [each for name in modules for each in (name, f"{package}.{name}")]
@@ -85,7 +91,8 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 
 def _imports_of(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yields the dotted names that a module in ``package`` imports, which may be modules or objects in modules."""
+    """Yields the dotted names that the code ``tree`` of a module in ``package`` imports, which may be modules or
+    objects in modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
@@ -97,7 +104,8 @@ def _imports_of(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Returns the file of one of the user's modules, or None if ``module`` is a library or not a module."""
+    """Returns the file of ``module`` if that is one of the user's modules, or None if it belongs to a library or does
+    not exist."""
     if module in sys.modules:
         file = getattr(sys.modules[module], "__file__", None)
         return Path(file) if file and not is_library(module) else None

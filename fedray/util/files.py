@@ -14,9 +14,9 @@ from fedray.errors import UserError
 
 
 def in_home(path: str | Path) -> Path:
-    """Returns a path from the user, with a ``~`` at its beginning replaced by the user's home folder.
+    """Returns a path that the user wrote, with a ``~`` at its beginning replaced by the user's home folder.
 
-    Raises :class:`UserError` if there is no home folder, as for a user who is not in the system's list.
+    Raises :class:`UserError` if there is no home folder, as for a user who is not in the system's list of users.
     """
     try:
         return Path(path).expanduser()
@@ -25,13 +25,13 @@ def in_home(path: str | Path) -> Path:
 
 
 FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
-"""The operating system's messages for writing without enough room."""
+"""The operating system's messages when a disk is full, a quota is exceeded, or a file is too large."""
 
 
 @contextlib.contextmanager
 def room_for(path: Path) -> Iterator[None]:
-    """Turns errors while ``path`` is written into a :class:`UserError`, which names it, if they mean that there is no
-    room."""
+    """A context in which ``path`` is written. If the disk is full, the error becomes a :class:`UserError` that names
+    ``path``; other errors stay as they are."""
     try:
         yield
     except Exception as error:  # libraries have errors of their own
@@ -43,8 +43,8 @@ def room_for(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacement_of(path: Path) -> Iterator[Path]:
-    """Provides, in a ``with`` statement, a temporary path beside ``path``. At the end, the file there replaces
-    ``path``.
+    """A context for writing the file ``path`` so that it is never incomplete. It yields a temporary path beside
+    ``path``, to which the new content must be written. At the end this file replaces ``path`` in one step.
 
     If there is an error, ``path`` is not changed, and the unfinished file is removed.
     """
@@ -73,8 +73,8 @@ def sha256_of_file(path: Path) -> str:
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Renames a finished file or folder to ``target`` on the same disk, after all of its content has reached the
-    disk."""
+    """Renames the finished file or folder ``source`` to ``target`` on the same disk, after all of its content has
+    reached the disk. So ``target`` is complete even after a power failure."""
     sync(source)
     source.replace(target)
     # a rename changes the folder, whose new list of names must reach the disk, too
@@ -82,7 +82,8 @@ def move_whole(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    """Waits until the content of the file ``path``, or the list of names in the folder ``path``, has reached
+    the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -22,15 +22,16 @@ from fedray.experiment.experiment import Experiment
 from fedray.tracking.columns import DIAGNOSTICS, METRICS
 
 EVAL_BLOCK = 1000
-"""The number of samples in an evaluation task. It is fixed, so that sums do not depend on the number of workers."""
+"""The number of samples in an evaluation task. It is fixed, so that the sums of losses and metrics do not depend on the
+number of workers."""
 
 RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned"})
-"""Names that a further model can't have, because other columns begin with them."""
+"""Names that an algorithm's further model can't have, because other columns of metrics.csv begin with these names."""
 
 
 class Accuracies(Observer):
-    """An observer that starts an evaluation every ``run.eval_every`` rounds and after the last round. The next round
-    does not wait for its tasks."""
+    """An observer of the run that starts an evaluation of the current models every ``run.eval_every`` rounds and after
+    the last round. The next round does not wait for the evaluation's tasks."""
 
     def __init__(
         self, state: RunState, experiment: Experiment, scoring: Scoring, data: FederatedData, queue: TaskQueue
@@ -45,10 +46,11 @@ class Accuracies(Observer):
 
 
 class Evaluation:
-    """One evaluation of the current models. Its ``tasks`` may be run at any time and in any order.
+    """One evaluation of the models after a round. Its ``tasks`` may be run at any time and in any order, and
+    :meth:`take` takes their results.
 
-    When the last result arrives, ``metrics`` and ``scores`` of the round's result are complete. The clients' states
-    must be kept until then. With ``run.eval_test=false`` the test set is not evaluated.
+    When the last result has been taken, ``metrics`` and ``scores`` of ``round``, the round's result, are complete.
+    Until then the clients' states must not be deleted. With ``run.eval_test=false`` the test set is not evaluated.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Evaluation:
             self._complete()
 
     def take(self, task: EvalTask | ScoreTask, result: Any) -> None:
-        """Takes the result of a task."""
+        """Takes the ``result`` of ``task``, one of the evaluation's tasks. The last result completes the evaluation."""
         if isinstance(task, ScoreTask):
             self.scores.take(task, result)
         else:
@@ -94,7 +96,12 @@ class Evaluation:
         self.round.scores = self.scores.rows()
 
     def row(self) -> dict[str, float]:
-        """Returns the columns of metrics.csv, once all results are there."""
+        """Returns what the evaluation adds to the round's row of metrics.csv, once all results have been taken: values
+        by column.
+
+        The columns are metrics of the evaluated model on each split (``test_loss``, ``validation_accuracy``), metrics
+        of the further models on the test set (``<model>_accuracy``), and means of the scores of single clients.
+        """
         row: dict[str, float] = {}
         for split, (samples, names) in self.splits.items():
             if not samples:
@@ -109,7 +116,7 @@ class Evaluation:
         return row | self.scores.row()
 
     def _values(self, blocks: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-        """Returns the loss and the metrics of a model from the sums of its blocks."""
+        """Returns the loss and each metric of a model, by name, from the sums of its ``blocks`` of samples."""
         return {
             name: self.task.value(name, *(math.fsum(block[name][place] for block in blocks) for place in (0, 1)))
             for name in blocks[0]
@@ -117,8 +124,11 @@ class Evaluation:
 
 
 def recorded_metrics(task: Task, label: str) -> list[str]:
-    """Returns the metrics that are recorded for ``label``: all of them for the evaluated model on the test set, and
-    otherwise the main metric and the accuracy."""
+    """Returns the names of the metrics that metrics.csv has for ``label``, in columns ``<label>_<metric>``. ``label``
+    is a split ("test", "validation" or "train") or the name of a further model.
+
+    "test" has the loss and all metrics of ``task``. Other labels have only the main metric and the accuracy.
+    """
     if label == "test":
         return ["loss", *task.metrics]
     # train_loss is the loss of local training
@@ -127,8 +137,8 @@ def recorded_metrics(task: Task, label: str) -> list[str]:
 
 
 def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
-    """Returns the columns of metrics.csv that not every run has: the user's metrics, the metrics of further models, and
-    scores on clients' test shares.
+    """Returns the names of the columns of metrics.csv that not every run has: the user's metrics, the metrics of the
+    algorithm's ``further`` models, scores on clients' test shares, and diagnostics.
 
     Raises :class:`UserError` if a further model has a reserved name (:data:`RESERVED`).
     """

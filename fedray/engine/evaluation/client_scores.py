@@ -27,23 +27,28 @@ from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, position
 from fedray.experiment.experiment import Experiment
 
 CLIENT_MODEL_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
-"""The beginnings of columns of metrics.csv for the models that differ from client to client. A model that all clients
-share has the column ``<model>_on_shares_<metric>``."""
+"""How columns of metrics.csv begin that have scores of models that differ from client to client: for each kind of model
+the first part of ``<first part>_<metric>``. A model that all clients share has the column
+``<model>_on_shares_<metric>`` instead."""
 
 
 def columns_of_chosen(metric: str) -> tuple[str, ...]:
-    """Returns the columns of metrics.csv about the clients that ``run.eval_clients`` chose."""
+    """Returns the names of the five columns of metrics.csv about the clients that ``run.eval_clients`` chose: the mean,
+    the mean of the worst tenth and the standard deviation of their scores, the number of clients with a test share, and
+    the fewest samples in one of these shares."""
     of_values = (f"clients_{metric}_{what}" for what in ("mean", "worst_tenth", "std"))
     return (*of_values, "clients_with_shares", "clients_least_share")
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Decides which clients are scored at each evaluation of a run, and with which models.
+    """Decides which clients are scored at each evaluation of a run, and which models. A score is the task's main
+    metric, ``metric``, of a model on a client's test share, the samples of the test set that serve as this client's
+    test data.
 
-    The cohort is scored if there are ``personal`` models or ``finetune_steps``. The clients ``chosen`` by
-    ``run.eval_clients`` are always scored, whether they are in the cohort or not. The score is ``metric``, the task's
-    main metric.
+    The cohort's clients are scored if the algorithm has ``personal`` models, or if the global model is fine-tuned by
+    ``finetune_steps`` local steps. The clients ``chosen`` by ``run.eval_clients`` are always scored, whether they are
+    in the cohort or not.
     """
 
     metric: str = "accuracy"
@@ -53,7 +58,8 @@ class Scoring:
 
     @classmethod
     def from_config(cls, experiment: Experiment, data: FederatedData) -> Scoring:
-        """Returns the scoring that the configuration asks for. With ``run.eval_test=false`` no client is scored."""
+        """Returns the scoring that the configuration of ``experiment`` asks for. With ``run.eval_test=false`` no client
+        is scored."""
         run = experiment.config.run
         if not run.eval_test:
             return cls(experiment.task.main)
@@ -68,26 +74,31 @@ class Scoring:
 
     @property
     def of_cohort(self) -> bool:
-        """Whether the clients of each cohort are scored."""
+        """Whether the clients of each cohort are scored, because the run has models that differ from client
+        to client."""
         return self.personal or self.finetune_steps > 0
 
     def models(self, further: Sequence[str]) -> list[str]:
-        """Returns the names of all models that are scored."""
+        """Returns the names of all models that are scored: ``global``, the names of the algorithm's ``further`` models,
+        and ``personal`` and ``finetuned`` if the run has such models."""
         own = {"personal": self.personal, "finetuned": self.finetune_steps > 0}
         return [GLOBAL, *further, *(name for name, there in own.items() if there)]
 
     def columns(self, further: Sequence[str]) -> list[str]:
-        """Returns the columns that scoring adds to metrics.csv."""
+        """Returns the names of the columns that scoring adds to metrics.csv, such as ``personalized_accuracy`` and
+        ``cohort_with_shares``. ``further`` has the names of the algorithm's further models."""
         of_cohort = [_column(name, self.metric) for name in self.models(further)]
         of_cohort += ["cohort_with_shares", "cohort_least_share"]
         return [*(of_cohort if self.of_cohort else ()), *(columns_of_chosen(self.metric) if self.chosen else ())]
 
 
 class ClientScores:
-    """The scores of one round.
+    """The scores of single clients in the evaluation after one round: the main metric of each model on each client's
+    test share.
 
-    :meth:`row` and :meth:`rows` return them once :meth:`take` has received the results of all :meth:`tasks`, and
-    :meth:`take_each` the results of every model that was evaluated on the whole test set.
+    :meth:`take` must get the results of all :meth:`tasks`, and :meth:`take_each` the results of each model
+    that was evaluated on the whole test set. Then :meth:`row` and :meth:`rows` return the columns of
+    metrics.csv and evaluation.parquet.
     """
 
     def __init__(
@@ -110,7 +121,11 @@ class ClientScores:
         self.scores: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
-        """Returns the scoring tasks for ``slots`` workers. ``handle`` refers to the broadcast that they need."""
+        """Returns the tasks that score the models that differ from client to client, for ``slots`` workers. The list is
+        empty if there are no such models.
+
+        ``handle`` refers to the broadcast with the models. ``states`` has the files of the clients' states, by client.
+        """
         members, experiment, steps = self.members, self.experiment, self.scoring.finetune_steps
         if not (self.scoring.of_cohort and members.ids):
             return []
@@ -142,14 +157,15 @@ class ClientScores:
         return tasks
 
     def take_each(self, model: str, each: NDArray[np.float64]) -> None:
-        """Takes the two numbers of the main metric for each sample of the whole test set, ``[n, 2]``, under a model
-        that is the same for all clients."""
+        """Computes the scores of all clients under ``model``, the name of a model that is the same for all of them,
+        from its evaluation on the whole test set. ``each [n, 2]`` has the numerator and the denominator of the main
+        metric for each of the n test samples."""
         for client in self.members.ids:
             total, count = each[self.data.client_test(client)].sum(0)
             self._note(model, client, float(total), float(count))
 
     def take(self, task: ScoreTask, result: ScoreResult) -> None:
-        """Takes the result of a task."""
+        """Takes the scores of the task's clients from ``result``, the result of ``task``."""
         for model, found in result.sums.items():
             for client, (total, count) in zip(task.ids, found, strict=True):
                 self._note(model, client, total, count)
@@ -158,7 +174,19 @@ class ClientScores:
         self.scores[model][client] = self.experiment.task.value(self.scoring.metric, total, count)
 
     def row(self) -> dict[str, float]:
-        """Returns the columns of metrics.csv: means over the clients that have a test share, NaN if none has one."""
+        """Returns what the scores add to the round's row of metrics.csv: values by column.
+
+        If the cohort is scored, each model has a column with its mean score over the cohort's clients that have a test
+        share: ``personalized_<metric>``, ``finetuned_<metric>`` and ``<model>_on_shares_<metric>``.
+        ``cohort_with_shares`` is the number of these clients, and ``cohort_least_share`` the fewest test samples of
+        one of them.
+
+        If ``run.eval_clients`` chose clients, ``clients_<metric>_mean``, ``_worst_tenth`` and ``_std`` are the mean,
+        the mean of the worst tenth, and the standard deviation of the global model's scores over the chosen clients
+        that have a test share. ``clients_with_shares`` is the number of these clients, and ``clients_least_share``
+        the fewest test samples of one of them. If no client has a test share, all columns but the two numbers of
+        clients are NaN.
+        """
         row: dict[str, float] = {}
         if self.scoring.of_cohort:
             scored = [client for client in self.members.ids if client in self.cohort]
@@ -178,8 +206,13 @@ class ClientScores:
         return row
 
     def rows(self) -> dict[str, Any]:
-        """Returns the columns of evaluation.parquet as lists, with a row for each client that is to be scored, even if
-        it has no test share."""
+        """Returns the columns of evaluation.parquet by name, with an entry for each client that is to be scored, even
+        if it has no test share.
+
+        The columns are ``round`` (one number for all rows), ``client``, ``in_cohort``, ``in_eval_clients``,
+        ``test_samples``, the clients' names if they have some, and for each model ``<model>_<metric>``, which is NaN
+        for a client without a score.
+        """
         chosen = frozenset(self.scoring.chosen)
         return {
             "round": self.round,
@@ -195,7 +228,7 @@ class ClientScores:
 
 
 def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
-    """Returns the clients ``ids`` as a cohort of the current round."""
+    """Returns the clients ``ids`` as a cohort of the current round, so that they can be scored like a cohort."""
     if not ids:
         return Cohort()
     sizes = data.sizes()[ids]

@@ -24,8 +24,8 @@ from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, S
 from fedray.models.inspection import ModelFacts
 
 FEWEST, MOST, ENOUGH_FLOPS = 50, 500, 4e8
-"""On a CPU a forward pass of an evaluation has as many samples as take ``ENOUGH_FLOPS``, but at least ``FEWEST`` and at
-most ``MOST``.
+"""The number of samples in a forward pass of an evaluation on a CPU: as many as take ``ENOUGH_FLOPS``, but at least
+``FEWEST`` and at most ``MOST``.
 
 Small models spend most of a small pass starting operations: an MLP takes 0.48 times as long with 500 samples as with
 50, and LeNet-5 0.73 times. With larger models, the activations of many samples no longer fit into a core's cache: a
@@ -34,15 +34,16 @@ analysis/benchmarks/evaluation.py.
 """
 
 ON_GPU = 250
-"""The number of samples of a forward pass on a GPU. It is a guess and has not been measured."""
+"""The number of samples in a forward pass of an evaluation on a GPU. It is a guess and has not been measured."""
 
 Sums = tuple[float, float]
-"""The two sums from which a metric follows (:meth:`fedray.core.task.Task.sums`)."""
+"""The two sums over samples, numerator and denominator, from which a metric follows
+(:meth:`fedray.core.task.Task.sums`)."""
 
 
 def samples_of_pass(model: ModelFacts, device: str) -> int:
-    """Returns the number of samples in a forward pass of an evaluation. It must not depend on anything else, because it
-    changes bits."""
+    """Returns the number of samples in a forward pass of an evaluation. It must depend on nothing but ``model`` and
+    ``device``, because another number changes the last digits of losses and metrics."""
     if device != "cpu":
         return ON_GPU
     if model.uncounted:
@@ -51,7 +52,8 @@ def samples_of_pass(model: ModelFacts, device: str) -> int:
 
 
 class Evaluator:
-    """Runs evaluation tasks with the network and the data of ``clients``."""
+    """Evaluates models for the tasks of a worker, with the network and the data of ``clients``: on blocks of samples
+    (:meth:`evaluate`), and on the test shares of single clients (:meth:`score`)."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.data = clients, clients.data
@@ -59,7 +61,8 @@ class Evaluator:
         self.size = samples_of_pass(self.experiment.facts, clients.device.type)
 
     def evaluate(self, task: EvalTask) -> EvalResult:
-        """Evaluates each model on a block of samples."""
+        """Evaluates each model of ``task`` on the task's block of samples. The result has two sums for the loss and for
+        each metric, a numerator and a denominator, so that the blocks of a data set can be added up."""
         models: Mapping[str, Any] = self.clients.broadcast(task.broadcast)
         if task.split == "test":
             samples, indices = self.clients.test, np.arange(task.start, task.stop)
@@ -71,15 +74,20 @@ class Evaluator:
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """A context that seeds random numbers, for a module that draws some even in evaluation mode."""
+        """A context in which the random numbers of a module that draws some even in evaluation mode are seeded, so
+        that evaluations can be repeated. The numbers depend on the run's seed and on ``coordinates``, such as a round
+        and a client."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
         return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
     def sums_over(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
-        """Returns the two sums of the loss and of each metric over some samples, and the two numbers of the main metric
-        for each sample, ``[n, 2]``."""
+        """Evaluates ``model`` on the samples at ``indices``.
+
+        Returns the two sums, numerator and denominator, of the loss and of each metric by name, and an array ``[n, 2]``
+        with the main metric's numerator and denominator for each of the n samples.
+        """
         task = self.experiment.task
         found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
         each = np.ones((len(indices), 2))
@@ -95,7 +103,8 @@ class Evaluator:
         return {name: (total, count) for name, (total, count) in found.items()}, each
 
     def passes(self, model: Model, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
-        """Runs ``model`` over some samples, and yields for each batch its rows, its outputs and its targets."""
+        """Runs ``model`` forward over the samples at ``indices``, batch by batch. Yields for each batch its place in
+        ``indices`` as a slice, the model's outputs and the samples' targets ``[b, ...]``."""
         network = self.network
         network.load(model)
         network.mode(training=False)
@@ -109,7 +118,8 @@ class Evaluator:
             yield rows, network.outputs(x, features=False).logits, y
 
     def score(self, task: ScoreTask) -> ScoreResult:
-        """Evaluates each client's models on its test share."""
+        """Evaluates the personal and the fine-tuned models of the task's clients, each on its client's test share. The
+        result has, for each kind of model and each client, the numerator and the denominator of the main metric."""
         shared = self.clients.broadcast(task.broadcast)
         found: dict[str, list[Sums]] = {}
         row = 0
@@ -132,8 +142,8 @@ class Evaluator:
     def _client(
         self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any
     ) -> ClientPhase:
-        """Returns some clients of a task, prepared for ``steps`` local steps that are not part of the run's
-        training."""
+        """Returns the clients of ``task`` in ``rows``, prepared for ``steps`` local steps that are not part of the
+        run's training."""
         ids = task.ids[rows]
         stack = Stack(
             ids=ids,
@@ -150,14 +160,15 @@ class Evaluator:
 
     @torch.no_grad()
     def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """Returns the personal models of some clients of a task."""
+        """Returns the personal models of the clients of ``task`` in ``rows``, one row for each client."""
         prefix = PERSONAL_PREFIX
         shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
         state = self.clients.states_of(task.states[rows]) if task.states else None
         return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """Returns for each client the global model after plain local steps on the client's data.
+        """Returns, for each client of ``task`` in ``rows``, the global model after plain local steps on the
+        client's data.
 
         The global models of all algorithms are fine-tuned with FedAvg's local steps, so that differences between the
         scores come from the global models alone.

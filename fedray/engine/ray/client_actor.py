@@ -21,7 +21,8 @@ from fedray.experiment.experiment import Experiment
 
 
 class ClientActor:
-    """A Ray process that does tasks. It simulates any clients that the tasks name."""
+    """A Ray process that does tasks, such as training the clients that a task names. Any client actor can simulate
+    any client."""
 
     def __init__(self, experiment: Experiment, data: StoredData, server: str) -> None:
         engine = experiment.config.engine
@@ -38,13 +39,15 @@ class ClientActor:
             self._refusal = error
 
     def describe(self) -> tuple[str, dict[str, Any]]:
-        """Returns Ray's name of the actor's node, and everything that the bits of its results depend on. Raises
+        """Returns Ray's name of the actor's node, and a description of the process
+        (:func:`fedray.engine.process.describe`) with everything that the bits of its results depend on. Raises
         :class:`UserError` if the actor could not be set up."""
         if self._refusal is not None:
             raise self._refusal
         return self.node, self.worker.describe()
 
     def run(self, task: Task) -> Any:
+        """Does ``task`` and returns its result, in a form that Ray can send to the server."""
         result = self.worker.run(task)
         if isinstance(result, PhaseResult):
             for partial in result.sums.values():
@@ -53,8 +56,8 @@ class ClientActor:
 
 
 def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
-    """Starts a client actor wherever the cluster has room, or within the placement group of this process's trial.
-    ``server`` is the node of the server."""
+    """Starts a :class:`ClientActor` and returns Ray's handle of it. The actor runs wherever the cluster has room, or,
+    in a sweep, within the placement group of this process's trial. ``server`` is Ray's name of the server's node."""
     engine = experiment.config.engine
     return (
         ray.remote(ClientActor)
@@ -71,25 +74,29 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
 
 
 class StateReader:
-    """An actor on a node other than the server's, which gives access to the clients' states there. It sends them to the
-    server for a checkpoint, and to client actors on other nodes. It survives the client actors of its node, so that
-    their files stay accessible."""
+    """An actor on a node other than the server's, which gives access to the files with clients' states there. It sends
+    states to the server for a checkpoint, and to client actors on other nodes. It survives the client actors of its
+    node, so that their files stay accessible."""
 
     def __init__(self, experiment: Experiment, server: str) -> None:
         self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)
 
     def read(self, file: StateFile) -> State:
+        """Returns the arrays of the client state in ``file``, a file on this node, by name."""
         return self.states.read(file)
 
     def drop(self, files: Sequence[StateFile]) -> None:
+        """Removes ``files``, clients' states on this node that are no longer needed."""
         self.states.drop(files)
 
     def clear(self) -> None:
+        """Removes all files with clients' states of this run from this node."""
         self.states.clear()
 
 
 def get(handle: Handle) -> Any:
-    """Returns the data that ``handle`` refers to. Raises :class:`StateLost` if they were lost with their node."""
+    """Returns the data that ``handle`` refers to, a broadcast or a client's state. Raises :class:`StateLost` if the
+    data were lost with their node."""
     if isinstance(handle, Enclosed):
         return handle.packed
     try:

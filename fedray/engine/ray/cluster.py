@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fedray.experiment.experiment import Experiment
 
 NO_TASK_EVENTS = {"enable_task_events": False}
-"""An option for actors. It stops Ray from recording their tasks for its dashboard and ``ray list tasks``, for which
-Ray's head keeps 5 KB for each of up to 100,000 tasks."""
+"""An option for actors. It stops Ray from recording the actors' tasks for its dashboard and ``ray list tasks``, for
+which Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 
 RESOURCES = ("CPU", "GPU")
 """The kinds of Ray's resources that fedray asks for and reports."""
@@ -31,9 +31,12 @@ TRIAL_BUNDLE = 0
 
 
 def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
-    """Returns the scheduling strategy that keeps an actor in the placement group of this process's trial, or None if
-    the process belongs to no trial. The group has the resources for the actors of the trial's run. Outside it they
-    would wait forever once trials have taken the whole cluster."""
+    """Returns the scheduling strategy that keeps an actor in the placement group of this process's trial of a sweep, or
+    None if the process belongs to no trial.
+
+    The group has the resources for the actors of the trial's run. Outside it they would wait forever once trials have
+    taken the whole cluster. ``bundle`` is the bundle of the group in which the actor must run, and -1 allows any.
+    """
     group = ray.util.get_current_placement_group()
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
 
@@ -43,7 +46,8 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
     ``engine.address``, or else the one that this node belongs to, or else a new one, started by
     :func:`~fedray.engine.ray.local_cluster.start_cluster`.
 
-    Returns whether the cluster was started here, or None if the process was already connected.
+    ``say`` shows a line to the user. A failed start is tried again only if ``wanted()`` is true. Returns whether the
+    cluster was started here, or None if the process was already connected.
     """
     if ray.is_initialized():
         return None
@@ -66,14 +70,15 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
 
 
 def existing_cluster(engine: EngineConfig) -> str | None:
-    """Returns the address of the cluster that :func:`connect` would join, or None if it would start one."""
+    """Returns the address of the Ray cluster that :func:`connect` would join, such as ``10.0.0.1:6379``, or None if it
+    would start a new cluster."""
     address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here()
     return None if address == "local" else address
 
 
 def _address_here() -> str | None:
-    """Returns the address of the cluster that this node belongs to, or None. A cluster that has died leaves its address
-    behind, so the cluster must answer."""
+    """Returns the address of the Ray cluster that this node belongs to, or None. Because a cluster that has died leaves
+    its address behind, the function tries whether the cluster answers."""
     try:
         # the file in which `ray start` stores the address
         address = (ray_folder() / "ray_current_cluster").read_text().strip()
@@ -90,21 +95,22 @@ def _connect(address: str, seconds: float = 10) -> None:
 
 
 def resources(free: bool = False) -> dict[str, float]:
-    """Returns the amounts of Ray's resources in the cluster by kind, all of them or only the ``free`` ones."""
+    """Returns the amounts of Ray's resources in the whole cluster, such as ``{"CPU": 8.0, "GPU": 1.0}``: all of them,
+    or only those that nobody uses if ``free`` is true."""
     ray_: Any = ray
     found: dict[str, float] = ray_.available_resources() if free else ray_.cluster_resources()
     return found
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Returns Ray's description of each node of the cluster that is alive."""
+    """Returns Ray's description of each node of the cluster that is alive, a dict with keys such as ``NodeID``."""
     ray_: Any = ray
     return [node for node in ray_.nodes() if node["Alive"]]
 
 
 def actor_count(experiment: Experiment) -> int:
-    """Returns ``engine.actors`` as a number. ``auto`` stands for as many actors as fit on the cluster, but at most one
-    for each client of a cohort."""
+    """Returns the number of client actors that a run starts, by ``engine.actors``. ``per_client`` means one for each
+    client of a cohort, and ``auto`` means as many as fit on the cluster, but no more than the cohort has clients."""
     engine, members = experiment.config.engine, experiment.cohort_size
     if engine.actors == "per_client":
         return members
@@ -119,8 +125,9 @@ def actor_count(experiment: Experiment) -> int:
 
 
 def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
-    """Raises :class:`UserError` if the cluster lacks resources that the run needs, and this process has started it, so
-    that no machine can join."""
+    """Checks whether the cluster has the CPUs and GPUs for the server and ``actors`` client actors. Raises
+    :class:`UserError` if some are missing and this process has started the cluster. Other clusters are not checked,
+    because machines may still join them."""
     engine, total = experiment.config.engine, resources()
     wanted = {
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
@@ -139,8 +146,8 @@ def check_resources(experiment: Experiment, actors: int, started_here: bool) -> 
 
 
 def gpu_share(experiment: Experiment) -> float:
-    """Returns the fraction of a GPU that a client actor gets. It is 1 as long as the number of actors that can share a
-    GPU is not known."""
+    """Returns the fraction of a GPU that Ray gives to a client actor. With ``engine.actors_per_gpu=auto`` it is 1, as
+    long as the number of actors that can share a GPU has not been measured."""
     engine = experiment.config.engine
     if engine.actors_per_gpu == "auto":
         return 1.0
@@ -148,14 +155,15 @@ def gpu_share(experiment: Experiment) -> float:
 
 
 def shortage(actors: int, share: dict[str, float]) -> str:
-    """Returns a text that says what ``actors`` client actors need and what the cluster has. ``share`` has Ray's options
-    num_cpus and num_gpus of one actor."""
+    """Returns a text for error messages that says what ``actors`` client actors need and what the cluster has.
+    ``share`` has Ray's options num_cpus and num_gpus of one actor."""
     each = {"CPU": share.get("num_cpus", 0), "GPU": share.get("num_gpus", 0)}
     return compared_with_cluster(f"engine.actors={actors} of {in_words(each)} each")
 
 
 def compared_with_cluster(request: str) -> str:
-    """Returns ``request``, followed by the total and the free resources of the cluster.
+    """Returns ``request``, a text that says what is needed, followed by the total and the free resources of
+    the cluster.
 
     ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
     """
@@ -165,13 +173,18 @@ def compared_with_cluster(request: str) -> str:
 
 
 def in_words(amounts: Mapping[str, float]) -> str:
-    """Returns a text with the amounts that are not 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
+    """Returns the ``amounts`` of Ray's resources as a text without those that are 0: ``1 CPU and 0.5 GPU``,
+    or ``no resources``."""
     return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
 
 
 def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | None:
-    """Calls ``check()`` on all nodes, and returns the first result that is not None, with the node's name. Returns None
-    if there is no such result. Raises :class:`UserError` if a node does not answer within ``timeout`` seconds."""
+    """Calls ``check()`` on all nodes of the cluster, to find out whether one of them lacks something that the run
+    needs, such as a compiler. ``check()`` returns what is missing, or None.
+
+    Returns the first result that is not None, followed by the node's name, or None if no node lacks anything. Raises
+    :class:`UserError` if a node does not answer within ``timeout`` seconds.
+    """
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in living_nodes()}
     asked = {
         name: ray.remote(check)

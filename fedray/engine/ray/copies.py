@@ -1,4 +1,4 @@
-"""Copies as Ray makes them when it sends something to an actor, for tests that need no Ray."""
+"""Copies as Ray makes them when it sends something to an actor, for tests that do not start Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def travelled(value: Any) -> Any:
-    """Returns what a client actor of Ray would receive for ``value``: a copy with read-only arrays."""
+    """Returns what a client actor of Ray would receive if ``value`` were sent to it: a copy whose arrays are read-only.
+    With this function tests find code that works in one process only."""
     # not at the top, because only this function needs Ray, and modules that a local run imports may import this one
     from ray import cloudpickle
 

@@ -42,11 +42,13 @@ from fedray.experiment.experiment import Experiment
 from fedray.usercode.modules import is_library
 
 BATCH_SECONDS = 0.1
-"""If rounds are shorter than this, several of them are reported to the driver at a time."""
+"""If rounds take less than this many seconds, the server reports several rounds to the driver at a time."""
 
 
 class ServerActor:
-    """Runs the rounds with the client actors ``actors``, which the driver starts before the server to save time."""
+    """The Ray actor that runs the rounds. ``actors`` are the client actors, which the driver starts before the server
+    to save time. The driver calls :meth:`run`, and meanwhile :meth:`next` repeatedly, to learn what has happened in
+    the run."""
 
     def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
         self.experiment, self.data, self.actors = experiment, data, actors
@@ -56,7 +58,8 @@ class ServerActor:
         self.opened: Run | None = None
 
     def run(self, lockstep: bool) -> None:
-        """Runs the experiment to its end. With ``lockstep`` it waits for the driver's answer after each round."""
+        """Runs the experiment to its end. With ``lockstep`` the server waits for the driver's answer after each round,
+        which the driver sends by :meth:`next`."""
         try:
             for events in self._run(lockstep):
                 self.events.put(events)
@@ -64,15 +67,18 @@ class ServerActor:
             self.events.put(None)
 
     def next(self, answer: bool | None) -> list[Any] | None:
-        """Returns the next events, or None at the end. ``answer`` says whether the run must stop after the round that
-        was returned last; it is None if the run does not wait for an answer."""
+        """Waits for the next events of the run and returns them as a list of pairs, or None at the end of the run.
+
+        The events are ("said", line), ("started", number of rounds that are already done) and ("round", report).
+        ``answer`` says whether the run must stop after the round that was returned last; it is None if the run does not
+        wait for an answer.
+        """
         if answer is not None:
             self.answers.put(answer)
         return self.events.get()
 
     def _run(self, lockstep: bool) -> Iterator[list[Any]]:
-        """Opens the run and yields lists of events: lines to show, the number of rounds that are already done, and
-        reports of new rounds."""
+        """Opens the run and yields lists of events, as :meth:`next` returns them."""
         data = self.data.get()
         engine, here = self.experiment.config.engine, ray.get_runtime_context().get_node_id()
         notes: list[str] = []
@@ -115,7 +121,8 @@ class ServerActor:
 
     @neutral()
     def look(self, what: str, name: str | None = None) -> Any:
-        """Returns the result of :meth:`Run.look`. It is called while the run waits for the driver's answer."""
+        """Returns a part of the last round for a callback, as :meth:`fedray.engine.run.Run.look` does. The driver calls
+        it while the run waits for an answer."""
         assert self.opened is not None
         return self.opened.look(what, name)
 
@@ -123,23 +130,27 @@ class ServerActor:
         self.events.put([("said", line)])
 
     def stop(self) -> None:
-        """Ends the run after the round in progress."""
+        """Ends the run after the round in progress, when the user has asked for it."""
         self.stop_asked.set()
         self.answers.put(True)
 
 
 class RayEngine:
-    """Runs ``experiment`` on the cluster of ``start``. It can run only once, because it then frees ``data``: these are
-    in Ray's store, which all processes of a node share, and would take memory in this process a second time."""
+    """Runs ``experiment`` on ``data`` on the Ray cluster that ``start`` connects to.
+
+    An instance can run only once, because it then frees ``data`` in this process. The data are in Ray's object store
+    instead, which all processes of a node share.
+    """
 
     def __init__(self, experiment: Experiment, data: FederatedData, start: RayStart) -> None:
         self.experiment, self.data, self.start = experiment, data, start
 
     def run(self, driver: Driver) -> None:
-        """Runs the experiment to its end.
+        """Runs the experiment to its end. ``driver`` shows the rounds to the user, and can stop the run.
 
-        If the server actor dies, it is restarted once and continues from the last checkpoint. If clients' states are
-        lost with their node, the same happens up to ``engine.max_retries`` times.
+        If the server actor dies, it is started again once, and the run continues from the last checkpoint. If
+        clients' states are lost with their node, the run goes back to the last checkpoint, too, up to
+        ``engine.max_retries`` times.
         """
         # an absolute path, because actors have the working directory that this process had when it joined Ray
         output = {"output": str(Path(self.experiment.config.run.output).absolute())}
@@ -181,8 +192,8 @@ def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experi
 
 
 def ship_user_code(objects: Iterable[Any]) -> None:
-    """Makes Ray send user modules to the actors by value, because the actors' machines may not have them. These are the
-    modules in which ``objects`` were defined, and the modules among ``objects``."""
+    """Makes Ray send the user's modules to actors by value, because the actors' machines may not have these modules.
+    They are the modules among ``objects``, and the modules in which the other objects were defined."""
     for thing in objects:
         home = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
         module = sys.modules.get(home or "")
@@ -193,7 +204,7 @@ def ship_user_code(objects: Iterable[Any]) -> None:
 
 
 def _show(events: Iterable[tuple[str, Any]], driver: Driver, experiment: Experiment, server: Any) -> bool | None:
-    """Shows some events of the server to the driver. Returns whether the run must stop, or None if the driver has no
+    """Passes events of the server to the driver. Returns whether the run must stop, or None if the driver has no
     callback for rounds."""
 
     def look(what: str, name: str | None = None) -> Any:

@@ -25,9 +25,10 @@ MOST_PER_GPU = 4
 
 
 class Probe:
-    """An actor that is set up like a client actor, to measure how much memory that takes."""
+    """An actor that is set up like a client actor, to measure how much memory of a GPU a client actor takes."""
 
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
+        """Returns the GPU memory that a client actor of ``experiment`` takes while it trains."""
         engine = experiment.config.engine
         with computing_process(engine.threads, engine.portable_bits, experiment.precision):
             require_device(experiment.device, experiment.precision)
@@ -36,9 +37,10 @@ class Probe:
 
 
 def footprint_of(clients: Clients) -> Footprint:
-    """Measures the GPU memory of this process while it trains a stack of copies of the client with the most samples.
+    """Measures how much GPU memory this process takes to train a stack (clients that are trained together) of copies of
+    the client with the most samples.
 
-    Raises :class:`UserError` if even one such stack does not fit.
+    Raises :class:`UserError` if even one such stack does not fit on the GPU.
     """
     experiment, width = clients.experiment, clients.state_width()
     size = (experiment.chunk or 1) if experiment.vectorize else clients.lanes
@@ -54,9 +56,10 @@ def footprint_of(clients: Clients) -> Footprint:
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
-    """Returns ``experiment`` with ``engine.actors_per_gpu`` set to the number of actors that fit on a GPU.
+    """Returns ``experiment`` with ``engine.actors_per_gpu`` as a number, before the client actors start. For ``auto``
+    the memory of one client actor is measured, and the number is how many of them fit on a GPU.
 
-    Raises :class:`UserError`, with the calculation, if the user asked for more actors.
+    Raises :class:`UserError`, with the calculation, if the user asked for more actors than fit.
     """
     engine = experiment.config.engine
     asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
@@ -77,8 +80,9 @@ def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], N
 
 
 def fitting(experiment: Experiment, data: StoredData, most: int, what: str, say: Callable[[str], None]) -> int:
-    """Returns how many processes that train clients of ``experiment`` share a GPU: as many as fit into its memory, at
-    most ``most``, and no more than there are CPUs for. ``what`` names such a process."""
+    """Measures how much memory of a GPU a process takes that trains clients of ``experiment``. Returns how many such
+    processes share a GPU: as many as fit into its memory, at most ``most``, and no more than there are CPUs for.
+    ``what`` names such a process in the lines for the user."""
     engine, total = experiment.config.engine, resources()
     found = _announced(experiment, data, what, say)
     cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)

@@ -27,11 +27,11 @@ OF_CLUSTER = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_max_direct_call_object_size": str(INLINE_BYTES),
 }
-"""Ray's settings for a cluster that is started here, as environment variables. Variables that the user has set keep
-their values."""
+"""Ray's settings for a cluster that is started on this machine, as environment variables. Variables that the user has
+set keep their values."""
 
 SOCKETS = "/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""The longest path of a socket below the folder of Ray's files; 4194304 stands for the number of this process."""
+"""The longest path of a socket below the folder of Ray's files. 4194304 stands for the largest number of a process."""
 
 SOCKET_BYTES = 103
 """The largest number of bytes that every system allows in the path of a socket."""
@@ -40,11 +40,11 @@ SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool], **options: Any) -> None:
-    """Starts a cluster on this machine and connects to it, with further ``options`` of ``ray.init``.
+    """Starts a Ray cluster on this machine and connects to it, with further ``options`` of ``ray.init``.
 
-    If the start fails, there is a second attempt in another folder, as long as ``wanted()`` is true; ``say`` gets a
-    line about it. No process of a failed start is left running. Raises :class:`RayNotStarted` if the second attempt
-    fails too, and :class:`UserError` if ``engine.spill_dir`` is the cause.
+    If the start fails, there is a second attempt in another folder, as long as ``wanted()`` is true; ``say`` shows a
+    line about it to the user. No process of a failed start is left running. Raises :class:`RayNotStarted` if the second
+    attempt fails too, and :class:`UserError` if ``engine.spill_dir`` is the cause.
     """
     for name, value in OF_CLUSTER.items():
         os.environ.setdefault(name, value)
@@ -63,14 +63,15 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
 
 
 def ray_folder() -> Path:
-    """Returns the default folder of Ray's files on this machine."""
+    """Returns the folder in which Ray keeps its files on this machine by default, such as ``/tmp/ray``."""
     # follows Ray's own rule, for which Ray has no public function
     place = next((os.environ[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "/tmp")
     return Path(place, "ray").absolute()
 
 
 def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str | None:
-    """Starts a cluster with its files in ``folder``. Returns why it did not start, or None if it did."""
+    """Starts a Ray cluster with its files in ``folder`` and further ``options`` of ``ray.init``. Returns the reason why
+    it did not start, or None if it did."""
     try:
         ray.init(
             address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
@@ -88,7 +89,7 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
 
 
 def end_processes() -> None:
-    """Ends all processes of the clusters that this process has started, and waits until they are gone."""
+    """Kills all processes of the Ray clusters that this process has started, and waits until they are gone."""
     import psutil  # it comes with Ray, and is found once Ray is imported
 
     # the name of a cluster's folder contains the number of the process that started it
@@ -105,7 +106,8 @@ def end_processes() -> None:
 
 
 def _other_folder(folder: Path) -> Path:
-    """Makes a new folder for Ray's files beside ``folder``, or in one of :data:`SHORT_PLACES` if that fails."""
+    """Makes and returns a new folder for Ray's files beside ``folder``, or in one of :data:`SHORT_PLACES` if that
+    fails. Returns ``folder`` if no new folder can be made."""
     for place in (folder.parent, *SHORT_PLACES):
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix="ray-", dir=place))
@@ -113,7 +115,8 @@ def _other_folder(folder: Path) -> Path:
 
 
 def _short(folder: Path) -> Path:
-    """Returns ``folder``, or a symbolic link to it if the paths of sockets in it would be too long.
+    """Returns ``folder``, or a symbolic link to it if the paths of sockets in the folder would be too long for
+    the system.
 
     A user always gets the same link for the same folder. Raises OSError if the link can't be made.
     """

@@ -29,11 +29,11 @@ from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment.experiment import Experiment
 
 ENCLOSED_BYTES = 1 << 16
-"""Broadcasts up to this size travel within each task. A larger one is put into Ray's object store once, and each actor
-fetches it from there, which takes about a millisecond."""
+"""Broadcasts up to this many bytes travel within each task. A larger one is put into Ray's object store once, and each
+actor fetches it from there, which takes about a millisecond."""
 
 MARGIN = 1.2
-"""The factor by which an actor may be slower than before without the others having to wait for it."""
+"""The factor by which an actor may be slower than measured before without other actors having to wait for it."""
 
 
 @dataclass
@@ -45,10 +45,11 @@ class _Sent:
 
 
 class RayPool:
-    """The client actors of a run.
+    """The pool of the Ray engine: the client actors of a run, which may be on many nodes. An actor that dies
+    is replaced.
 
-    ``actors`` have been started by the driver; the pool waits for them for ``engine.start_timeout`` seconds. ``states``
-    is the state folder of the server's node. ``note(line)`` records a line.
+    ``actors`` have been started by the driver, and the pool waits for them for ``engine.start_timeout`` seconds.
+    ``states`` is the folder with clients' states on the server's node. ``note(line)`` writes a line into the run's log.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class RayPool:
                 )
 
     def _welcome(self, timeout: float) -> None:
-        """Waits for one of the actors that are starting, and adds it to those that get tasks.
+        """Waits for one of the actors that are starting, and adds it to the actors that get tasks.
 
         If none has started after ``timeout`` seconds, nothing changes. An actor that died while it started is replaced.
         An error is raised if that happened too often, or if a new actor would fail for the same reason.
@@ -129,7 +130,8 @@ class RayPool:
         self.alive.append(actor)
 
     def _open(self, node: str) -> None:
-        """Starts a :class:`StateReader` on ``node``, and removes states that a killed run may have left there."""
+        """Starts a :class:`StateReader` on ``node``, unless there is one or it is the server's node, and removes
+        clients' states that a killed run may have left there."""
         if node != self.states.node and node not in self.readers:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
@@ -139,7 +141,8 @@ class RayPool:
 
     @property
     def task_fraction(self) -> float:
-        """The size that a task should have, as a fraction of an even share of the remaining work.
+        """How large the next task of a round should be, as a fraction of an even share, which is the remaining work
+        divided by the number of actors.
 
         It is small enough that the slowest actor finishes its task before the others run out of work: slowest speed /
         mean speed / :data:`MARGIN`. With speeds of 100 and 300 samples a second, it is 100 / 200 / 1.2 = 0.42. It is
@@ -240,8 +243,8 @@ class RayPool:
         return replace(task, states=states, received=[received[each] for each in task.received])
 
     def _near(self, state: Handle | None, node: str) -> Handle | None:
-        """Returns a handle of a state that an actor on ``node`` can resolve: a file on that node, or a reference to an
-        object that Ray sends there."""
+        """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
+        reference to an object that Ray sends there."""
         if not isinstance(state, StateFile) or state.node == node:
             return state
         if state.node == self.states.node:
@@ -249,8 +252,9 @@ class RayPool:
         return self.readers[state.node].read.remote(state)
 
     def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
-        """Returns the first task for ``actor``: one whose earlier phase it did itself, or whose earlier phase was done
-        by an actor that no longer exists."""
+        """Returns the first task in ``queue`` that ``actor`` should get: one whose previous phase this actor did
+        itself, or whose previous phase was done by an actor that no longer exists. Returns None if there is no
+        such task."""
         for task in queue:
             owner = self.owners.get(task.start)
             if owner is actor or owner not in self.actors:
@@ -258,8 +262,8 @@ class RayPool:
         return None
 
     def _lost(self, line: str, times: int) -> None:
-        """Replaces an actor that died. ``times`` says how often in a row this has happened; if it is too often, an
-        error is raised."""
+        """Replaces an actor that died. ``line`` says so in the log. ``times`` is how often in a row this has happened;
+        if it is more than ``engine.max_retries``, :class:`ClientError` is raised."""
         self.note(line)
         if times > self.max_retries:
             raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")

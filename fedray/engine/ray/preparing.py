@@ -34,7 +34,8 @@ PIECE = 64 << 20
 
 
 class NodeReader:
-    """An actor on another node, which reads items there and writes the node's copy of the files."""
+    """A Ray actor on another node for ``fedray data prepare``. It reads samples there, and writes the node's copy of
+    the files that are made from the samples."""
 
     def __init__(self) -> None:
         self.fillings: dict[tuple[str, ...], Filling] = {}
@@ -42,25 +43,27 @@ class NodeReader:
         self.token = uuid.uuid4().hex
 
     def about(self) -> tuple[str, int]:
-        """Returns the name of the node, and the number of its processors."""
+        """Returns the name of the actor's node, and the number of its processors."""
         return platform.node(), os.cpu_count() or 1
 
     def obstacle(self, items: LazyItems, digest: str) -> str | None:
-        """Returns the reason why this node can't read ``items`` with this ``digest``, or None if it can."""
+        """Returns the reason why this node can't read ``items``, the samples of a data set, or None if it can.
+        ``digest`` is the digest of the data set on the driver's node, to which this node's must be equal."""
         try:
             return None if items.digest() == digest else f"its files of {items.name} are others"
         except UserError as error:
             return str(error)
 
     def load(self, files: tuple[str, ...], filling: Sequence[Any], chunk: int) -> list[np.ndarray]:
-        """Reads a chunk of samples for ``files``. ``filling`` holds a reference to the :class:`Filling` of these files,
-        which is fetched once."""
+        """Reads a chunk of samples, the one with the number ``chunk``, and returns its arrays, one for each of
+        ``files``. ``filling`` holds a reference to the :class:`Filling` that reads them, which is fetched once."""
         if files not in self.fillings:
             self.fillings[files] = ray.get(filling[0])
         return self.fillings[files].load(chunk)
 
     def has(self, folder: Path, columns: str) -> bool:
-        """Returns whether this node has ``folder`` with intact files as ``columns`` describes them."""
+        """Returns whether this node already has ``folder`` with intact files, and with ``columns`` as the text of the
+        file that describes them."""
         place = folder / COLUMNS
         if not place.exists() or place.read_text() != columns:
             return False
@@ -72,7 +75,8 @@ class NodeReader:
         return True
 
     def begin(self, folder: Path, size: int) -> None:
-        """Makes an empty folder for a copy of ``size`` bytes. Raises :class:`UserError` if the disk is too small."""
+        """Begins this node's copy of ``folder``, which will have ``size`` bytes, in an empty temporary folder. Raises
+        :class:`UserError` if the disk is too small."""
         staging = self._staging(folder)
         staging.mkdir(parents=True)
         free = shutil.disk_usage(staging).free
@@ -82,11 +86,13 @@ class NodeReader:
             )
 
     def append(self, folder: Path, name: str, piece: np.ndarray) -> None:
+        """Appends the bytes ``piece`` to the file ``name`` of this node's unfinished copy of ``folder``."""
         with (self._staging(folder) / name).open("ab") as file:
             file.write(piece.data)
 
     def finish(self, folder: Path, columns: str) -> None:
-        """Checks the copy, and moves it to its final place, where it replaces an earlier one."""
+        """Checks the files of this node's copy, and moves the copy to ``folder``, where it replaces an earlier one.
+        ``columns`` is the text of the file that describes the other files."""
         staging = self._staging(folder)
         (staging / COLUMNS).write_text(columns)
         for file in staging.glob("*.npy"):
@@ -95,7 +101,7 @@ class NodeReader:
         move_whole(staging, folder)
 
     def drop(self, folder: Path) -> None:
-        """Removes an unfinished copy."""
+        """Removes this node's copy of ``folder`` if it is unfinished."""
         shutil.rmtree(self._staging(folder), ignore_errors=True)
 
     def _staging(self, folder: Path) -> Path:
@@ -105,7 +111,9 @@ class NodeReader:
 def map_on_cluster(
     arrays: dict[str, Any], folder: Path, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Does the same as :func:`fedray.data.storage.mapping.map_arrays`, but with all nodes of this process's cluster.
+    """Writes the samples in ``arrays`` to memory-mapped files in ``folder``, as
+    :func:`fedray.data.storage.mapping.map_arrays` does, but reads them with all nodes of this process's Ray cluster,
+    and copies the files to nodes that do not share the folder. Returns the mapped arrays.
 
     Raises :class:`UserError`, which names the node, if a node can't read or write the samples.
     """
@@ -138,7 +146,7 @@ def map_on_cluster(
 
 
 def _copy(mapped: dict[str, Any], folder: Path, columns: str, nodes: Sequence[_Node]) -> None:
-    """Copies the files of ``folder`` to other nodes, piece by piece."""
+    """Copies the files of the ``mapped`` arrays in ``folder`` to other nodes, piece by piece."""
     files = [Path(shipped(leaf).path) for tree in mapped.values() for leaf in leaves(tree)]
     try:
         _each(nodes, "begin", folder, sum(file.stat().st_size for file in files))
@@ -158,7 +166,7 @@ def _each(nodes: Sequence[_Node], method: str, *arguments: Any) -> None:
 
 
 class _Node:
-    """Another node (its Ray id), with a :class:`NodeReader` on it."""
+    """Another node of the cluster, whose Ray id is ``node``, with a :class:`NodeReader` on it."""
 
     def __init__(self, node: str) -> None:
         place = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -186,7 +194,8 @@ class _Node:
             ) from None
 
     def obstacle(self, items: LazyItems, digest: str) -> str | None:
-        """Returns the reason why the node can't read ``items``, or None if it can."""
+        """Returns the reason why this node can't read ``items``, the samples of a data set with this ``digest``, or
+        None if it can."""
         try:
             found: str | None = self.ask("obstacle", items, digest)
             return found
@@ -194,7 +203,8 @@ class _Node:
             return first_line(error.cause or error)
 
     def load(self, filling: Filling, chunk: int) -> list[np.ndarray]:
-        """Returns a chunk that the node has read. The data set is sent to the node only once."""
+        """Returns the arrays of the chunk with the number ``chunk``, which the node has read. The data set is sent to
+        the node only once."""
         with self._lock:
             if filling.files not in self._fillings:
                 self._fillings[filling.files] = ray.put(filling)

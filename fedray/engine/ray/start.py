@@ -25,10 +25,12 @@ to 60 seconds are too short on a machine with 20 busy processes per core. Variab
 values."""
 
 PATIENCE = 15.0
-"""The seconds after which a line says that fedray waits for Ray. Further lines come at intervals of four times this."""
+"""The seconds after which the user is told that fedray waits for Ray. Further lines come at intervals of four
+times this."""
 
 _given_up: list[threading.Thread] = []
-"""Threads that still make a connection that nobody needs any more. Each closes its connection once it is made."""
+"""Threads that are still making a connection to Ray that nobody needs any more. Each closes its connection once it
+is made."""
 
 
 def _busy() -> str:
@@ -36,11 +38,12 @@ def _busy() -> str:
 
 
 class RayStart:
-    """A connection to Ray, which is made in a separate thread. It is a context, and closes the connection at its end.
+    """Connects this process to Ray in a separate thread, while torch and the data are loaded. It is a context, and
+    closes the connection at its end.
 
     With ``at_once`` the thread starts immediately, otherwise when the connection is first needed. If an error ends the
-    context, it does not wait for a connection that is still being made. A connection that this process had before is
-    used, and stays open.
+    context, it does not wait for a connection that is still being made. If this process was connected before, that
+    connection is used and stays open.
     """
 
     def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
@@ -52,7 +55,7 @@ class RayStart:
             self._thread.start()
 
     def say(self, line: str) -> None:
-        """Shows a line, unless the context has ended."""
+        """Shows a line to the user, unless the context has ended."""
         if not self._over.is_set():
             self._tell(line)
 
@@ -80,8 +83,11 @@ class RayStart:
             ray.shutdown()
 
     def ready(self) -> bool:
-        """Waits for the connection, and shows a line if that takes long. Returns whether the cluster was started here,
-        so that no other node can join it. Raises :class:`fedray.errors.RayNotStarted` if Ray could not be started."""
+        """Waits for the connection to Ray, and tells the user if that takes long.
+
+        Returns whether the cluster was started here, so that no other node can join it. Raises
+        :class:`fedray.errors.RayNotStarted` if Ray could not be started.
+        """
         if self._thread.ident is None:
             self._thread.start()
         patience, waited = PATIENCE, 0.0
@@ -95,15 +101,16 @@ class RayStart:
             raise RayNotStarted(f"{error}; {_busy()}") from None
 
     def gpus(self) -> float:
-        """Waits for the connection, and returns the number of GPUs in the whole cluster."""
+        """Waits for the connection to Ray, and returns the number of GPUs in the whole cluster."""
         self.ready()
         from fedray.engine.ray.cluster import resources
 
         return resources().get("GPU", 0.0)
 
     def missing(self, check: Callable[[], str | None]) -> str | None:
-        """Waits for the connection, and calls ``check()`` on all nodes. Returns the first result that is not None, with
-        the node's name, or None if there is no such result."""
+        """Waits for the connection to Ray, and calls ``check()`` on all nodes. ``check()`` returns what a node lacks,
+        such as a compiler, or None. Returns the first result that is not None, followed by the node's name, or None if
+        no node lacks anything."""
         self.ready()
         from fedray.engine.ray.cluster import missing_on_nodes
 

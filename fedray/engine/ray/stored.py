@@ -14,7 +14,8 @@ from fedray.data.sources.source import Source
 from fedray.data.storage.mapped import received, shipped
 
 SAMPLES = ("x", "y", "x_test", "y_test")
-"""The names of the large arrays of a :class:`FederatedData`."""
+"""The names of the large arrays of a :class:`FederatedData`: the inputs and targets of the training and the
+test set."""
 
 _NONE: Any = np.empty(0)
 
@@ -24,20 +25,24 @@ _fetched: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
 @dataclass(frozen=True)
 class StoredData:
-    """A :class:`FederatedData` in the store: ``samples`` refers to its large arrays, and ``rest`` to all else."""
+    """A :class:`FederatedData` in Ray's object store, to be sent to actors. ``samples`` is a reference to its large
+    arrays, which all processes of a node share, and ``rest`` a reference to everything else."""
 
     samples: Any
     rest: Any
 
     def get(self) -> FederatedData:
-        """Returns the data. Their arrays are read-only views into this node's store, or into files on this node."""
+        """Returns the data set. Its arrays are read-only views into the object store of this node, or into files on
+        this node."""
         rest: FederatedData = ray.get(self.rest)
         arrays = [map_leaves(received, tree) for tree in ray.get(self.samples)]
         return replace(rest, **dict(zip(SAMPLES, arrays, strict=True)))
 
 
 def store(data: FederatedData) -> StoredData:
-    """Stores ``data``. Samples that came out of the store are not stored again."""
+    """Puts the data set ``data`` into Ray's object store, so that all processes of a node share its samples, and
+    returns references to it. Samples that were themselves read from the object store (:meth:`StoredSource.get`) are not
+    stored a second time."""
     arrays = tuple(getattr(data, name) for name in SAMPLES)
     known = _fetched.get(tuple(map(id, arrays)))
     samples = known[0] if known else ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
@@ -46,13 +51,15 @@ def store(data: FederatedData) -> StoredData:
 
 @dataclass(frozen=True)
 class StoredSource:
-    """A :class:`Source` in the store: ``samples`` refers to its samples, and ``rest`` is the source without them."""
+    """A :class:`Source`, a data set before it is partitioned, in Ray's object store. The trials of a sweep share it.
+    ``samples`` is a reference to its samples, and ``rest`` is the source without samples."""
 
     samples: Any
     rest: Source
 
     def get(self) -> Source:
-        """Returns the source. :func:`store` does not store its samples again."""
+        """Returns the source with its samples, which are read-only arrays in the object store of this node. If
+        :func:`store` later gets a data set with these arrays, it does not store them again."""
         arrays = tuple(map_leaves(received, tree) for tree in ray.get(self.samples))
         _fetched[tuple(map(id, arrays))] = self.samples, arrays
         x, y, x_test, y_test = arrays
@@ -60,7 +67,8 @@ class StoredSource:
 
 
 def store_source(source: Source) -> StoredSource:
-    """Stores the samples of ``source``, and returns the stored source."""
+    """Puts the samples of ``source`` into Ray's object store, and returns the source with a reference to them, which is
+    small enough to send to all trials of a sweep."""
     arrays = (source.x_train, source.y_train, source.x_test, source.y_test)
     samples = ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
     return StoredSource(samples, replace(source, x_train=_NONE, y_train=_NONE, x_test=_NONE, y_test=_NONE))

@@ -28,11 +28,11 @@ from fedray.errors import UserError
 from fedray.util.files import move_whole, sha256_of_file
 
 FORMAT = 3
-"""The version of the format. A run can't continue from a checkpoint of another version."""
+"""The version of a checkpoint's files. A run can't continue from a checkpoint of another version."""
 
 THREADS = 4
-"""The number of files that are linked or checked at the same time. Threads help, because most of the time goes to the
-disk or to checksums, neither of which holds Python's global lock."""
+"""The number of a checkpoint's files that are linked or checked at the same time. Threads help, because most of the
+time goes to the disk or to checksums, neither of which holds Python's global lock."""
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Checkpoint:
     """Everything that a run needs to continue after round ``round``.
 
     ``vectors`` are the server's models and tensors. ``states`` has the files of the clients' states, by client.
-    ``past`` has the files of the earlier models that clients or the server still need, by round. ``record`` has the
-    rest, which is stored as JSON: the server's table of numbers, the costs so far, and the like.
+    ``past`` has the files of the models of earlier rounds that clients or the server still need, by round. ``record``
+    has what is stored as JSON: the server's table of numbers, the costs so far, and the like.
     """
 
     round: int
@@ -61,10 +61,12 @@ def save(
     store: Callable[[str, Path], None],
     keep: int,
 ) -> Path:
-    """Writes a checkpoint into ``folder``, removes all but the last ``keep``, and returns its path.
+    """Writes a checkpoint of round ``round`` into ``folder``, removes all but the last ``keep`` checkpoints, and
+    returns the path of the new one.
 
-    ``states`` and ``past`` have names of files in ``shared/``. For each of them that no earlier checkpoint has,
-    ``store(name, path)`` is called and must write the file to ``path``.
+    ``vectors`` are the server's models and tensors, and ``record`` has values that JSON can store. ``states`` (by
+    client) and ``past`` (models, by round) have names of files in the folder ``shared``. For each of these files that
+    no earlier checkpoint has, ``store(name, path)`` is called and must write the file to ``path``.
     """
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
@@ -105,8 +107,8 @@ def save(
 
 
 def load_last(folder: Path, warn: Any) -> Checkpoint | None:
-    """Returns the newest undamaged checkpoint, or None if there is none. ``warn(line)`` is called for each damaged
-    one."""
+    """Returns the newest undamaged checkpoint in ``folder``, or None if there is none. ``warn(line)`` is called for
+    each damaged checkpoint."""
     for path in reversed(_rounds(folder)):
         try:
             return _load(path)
@@ -118,7 +120,8 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
 
 
 def discard(folder: Path, after: int) -> None:
-    """Removes the unfinished files of writers that were interrupted, and all checkpoints after round ``after``.
+    """Removes from ``folder`` all checkpoints after round ``after``, and the unfinished files of writers that
+    were interrupted.
 
     A run that continues after that round has found the later checkpoints damaged. It repeats their rounds and writes
     files with the same names, so all of the old files must be removed.
@@ -131,8 +134,8 @@ def discard(folder: Path, after: int) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Flushes all writes to the disk of ``folder`` in one call, because an fsync for each of many small files takes far
-    longer."""
+    """Flushes everything that was written to the disk of ``folder`` in one call, because an fsync for each of many
+    small files takes far longer."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
@@ -146,7 +149,7 @@ def _rounds(folder: Path) -> list[Path]:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the shared files that no checkpoint refers to any more."""
+    """Removes the files in ``folder``'s subfolder ``shared`` that no checkpoint refers to any more."""
     named = {name for path in _rounds(folder) for name in _checksums(path)}
     for path in (folder / "shared").glob("*"):
         if f"shared/{path.name}" not in named:
@@ -154,7 +157,8 @@ def _sweep(folder: Path) -> None:
 
 
 def _checksums(path: Path) -> dict[str, str]:
-    """Returns the checksums of a checkpoint's files by name; empty if they can't be read."""
+    """Returns the sha256 of each file of the checkpoint in ``path``, by the file's name. The dict is empty if the sums
+    can't be read."""
     try:
         sums = json.loads((path / "checksums.json").read_text())
     except (OSError, ValueError):
@@ -195,7 +199,8 @@ def _each(do: Callable[[str], None], names: Iterable[str]) -> None:
 
 
 def flat_sha256(named: Mapping[str, Tensor]) -> str:
-    """Returns the sha256 of a model, computed from the bytes of its tensors as float32, one after another.
+    """Returns the sha256 of a model as hexadecimal digits, which is ``model_sha256`` in summary.json. It is computed
+    from the bytes of the tensors in ``named``, as float32, one after another.
 
     The trainable parameters come first, in the module's order. The buffers (such as running statistics) follow, also in
     the module's order; whole-number buffers are converted to float32 too.

@@ -16,30 +16,32 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Packed:
-    """Models and vectors as plain ``arrays``, by name. ``widths`` has the number of parameters of each model. A batch
-    of inputs may be a tuple or dict of arrays."""
+    """Models and vectors as plain arrays, by name, to be sent to other processes or written to files. ``arrays`` has
+    NumPy arrays or tensors, and ``widths`` the number of parameters of each model. A batch of inputs may be a tuple or
+    dict of arrays."""
 
     arrays: dict[str, Any]
     widths: dict[str, int]
 
     @classmethod
     def pack(cls, vectors: Mapping[str, Vector]) -> Packed:
-        """Packs models and vectors as tensors, which stay on their devices."""
+        """Packs models and vectors without copying them, as tensors on their devices."""
         rows = {name: value.row if isinstance(value, Model) else value for name, value in vectors.items()}
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
 
     @property
     def bytes(self) -> int:
-        """The size of all arrays together."""
+        """The size of all arrays together, in bytes."""
         return sum(value.nbytes for value in leaves(self.arrays))
 
     def numpy(self) -> Packed:
-        """Returns the same models and vectors as NumPy arrays."""
+        """Returns the same models and vectors packed as NumPy arrays, which can be sent to another process."""
         return Packed(map_leaves(lambda value: on_host(value).numpy(), self.arrays), self.widths)
 
     def unpack(self, device: torch.device) -> dict[str, Vector]:
-        """Returns the models and vectors in fresh memory on ``device``, because the memory in which they arrived may be
-        shared, read-only or unaligned."""
+        """Returns the models and vectors by name, as they were before :meth:`pack`, in fresh memory on
+        ``device``. They do not share the memory of the packed arrays, which may be shared with other processes,
+        read-only or unaligned."""
         tensors = map_leaves(lambda value: _own(value, device), self.arrays)
         return {
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor
@@ -49,25 +51,26 @@ class Packed:
 
 @dataclass(frozen=True)
 class Enclosed:
-    """A broadcast that travels within each task. ``number`` identifies it among the broadcasts of its pool."""
+    """A small broadcast that travels within each task, instead of through Ray's object store. ``number`` identifies it
+    among the broadcasts of its pool."""
 
     number: int
     packed: Packed = field(compare=False)
 
 
 def tensor_over(array: Any) -> Tensor:
-    """Returns a tensor that shares the memory of ``array``. It must only be read, because this memory may be shared or
-    read-only."""
+    """Returns a tensor that shares the memory of the NumPy array ``array``. The tensor must only be read, because the
+    memory may be shared with other processes or read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` in the memory of the CPU.
+    """Returns ``tensor`` in the memory of the CPU: a copy if it is on a GPU, and otherwise ``tensor`` itself.
 
-    A GPU copies into pinned memory, because that is several times faster. torch reuses this memory after the tensor is
-    freed.
+    A GPU copies into pinned memory, because that is several times faster. torch reuses this memory after the
+    copy is freed.
     """
     if tensor.device.type == "cpu":
         return tensor

@@ -26,14 +26,16 @@ from fedray.experiment.experiment import Experiment
 
 
 class EarlierModels:
-    """Keeps the models x^s of earlier rounds s as long as clients or the server may need them."""
+    """Keeps the models x^s with which earlier rounds s began, as long as clients or the server may need them. Only some
+    algorithms use earlier models, such as GHBM."""
 
     def __init__(self, algorithm: Algorithm, pool: Pool, layout: Layout, device: torch.device) -> None:
         self.algorithm, self.pool, self.layout, self.device = algorithm, pool, layout, device
         self.handles: dict[int, Handle] = {}
 
     def remember(self, number: int, model: Model) -> None:
-        """Keeps ``model``, with which round ``number`` begins, if the algorithm uses earlier models at all."""
+        """Keeps ``model``, with which round ``number`` begins. Does nothing if the algorithm does not use
+        earlier models."""
         if self.algorithm.needs_received or self.algorithm.earlier_models:
             self.handles[number] = self.pool.keep(f"model-{number}", {"x": on_host(model.row).numpy()})
 
@@ -52,8 +54,8 @@ class EarlierModels:
         return self.handles.get(number - gap) if gap else None
 
     def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
-        """Drops the models that are no longer needed after round ``number``. ``last_rounds`` has the last round in
-        which each client took part."""
+        """Drops the models that no client and no rule of the server needs any more after round ``number``.
+        ``last_rounds`` has the last round in which each client took part, by client."""
         following = number + 1
         needed = set(range(following - self.algorithm.earlier_models, following))
         if self.algorithm.needs_received:
@@ -62,11 +64,11 @@ class EarlierModels:
 
 
 class RunState:
-    """The state of a run: the server's state, the files of the clients' states, the earlier models, and the costs so
-    far.
+    """Everything in a run that changes from round to round: the server's state, the files of the clients' states, the
+    models of earlier rounds, and the costs so far.
 
-    ``sizes`` has the number of samples of each client. ``as_cohort(server, broadcast)`` returns the cohort of the round
-    as a single stack in this process that has received ``broadcast``.
+    ``sizes`` has the number of samples of each client. ``as_cohort(server, broadcast)`` returns all clients of the
+    round's cohort, in this process, as the rows of one tensor (a single stack) that has received ``broadcast``.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class RunState:
 
     @classmethod
     def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
-        """Returns the state before the first round. ``worker`` is the server's."""
+        """Returns the state of a run before its first round. ``worker`` is the server's worker, which has the
+        initial model."""
         algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
         earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
@@ -107,20 +110,22 @@ class RunState:
         return cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
 
     def is_finite(self) -> bool:
-        """Returns whether all of the server's parameters and vectors are finite. Buffers are not checked, because
-        constant ones, such as attention masks, may contain infinities."""
+        """Returns whether all of the server's parameters and vectors are finite, because the run ends if they are not.
+        Buffers are not checked, because constant ones, such as attention masks, may contain infinities."""
         values = self.server.vectors.values()
         return all(_is_finite(value.parameters if isinstance(value, Model) else value) for value in values)
 
     def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
-        """Ends round ``number``: the clients' new ``states`` replace the old ones."""
+        """Ends round ``number``. The new ``states`` of the clients, files by client, replace the old ones, which
+        are deleted."""
         self.server.last_round |= dict.fromkeys(self.server.cohort.ids, number)
         self.earlier.forget(number, self.server.last_round)
         pool.drop([self.clients[client] for client in states if client in self.clients])
         self.clients |= states
 
     def restore(self, saved: Checkpoint, pool: Pool, folder: StateFolder) -> None:
-        """Goes back to a checkpoint. ``folder`` is the state folder of the server's node."""
+        """Goes back to the checkpoint ``saved``. The clients' states are copied or linked from there into ``folder``,
+        the folder with clients' states on the server's node."""
         server = self.server
         server.vectors, server.round = saved.vectors.unpack(self.device), saved.round
         server.table = _by_client(saved.record["table"])
@@ -131,11 +136,12 @@ class RunState:
         self.earlier.handles = {number: pool.keep(path.name, load_file(path)) for number, path in saved.past.items()}
 
     def vectors(self) -> Packed:
-        """Returns the server's models and vectors for a checkpoint."""
+        """Returns the server's models and vectors, packed for a checkpoint."""
         return Packed.pack(self.server.vectors)
 
     def record(self) -> dict[str, Any]:
-        """Returns the rest of the state for a checkpoint, as values that JSON can store."""
+        """Returns the numbers of the state that a checkpoint stores as JSON: the server's table of numbers for clients,
+        the last round in which each client took part, and the costs so far."""
         return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
 
 

@@ -32,27 +32,29 @@ State = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class StateFile:
-    """A client's state after one round: a safetensors file on the node ``node``, which is never changed."""
+    """A client's state after one round: a safetensors file on the node ``node``, whose content never changes."""
 
     node: str
     path: str
 
     @property
     def name(self) -> str:
+        """The file's name without its folder."""
         return os.path.basename(self.path)
 
 
 class StateFolder:
-    """The folder in which the processes on the node ``node`` keep states. It belongs to one run, and is created when it
-    is first needed."""
+    """The folder in which the processes on the node ``node`` keep the files with clients' states. It belongs to one
+    run, and is created when it is first needed."""
 
     def __init__(self, path: Path, node: str = "") -> None:
         self.path, self.node = path, node
 
     @classmethod
     def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
-        """Returns the folder of a run on this node. It is below ``engine.spill_dir`` if that is set. Otherwise it is in
-        the run folder on the server's node, and in the temporary folder on other nodes."""
+        """Returns the folder for clients' states of the run with this ``config`` on this machine, whose name in Ray is
+        ``node``. It is below ``engine.spill_dir`` if that is set. Otherwise it is in the run folder on the server's
+        node, whose name is ``server``, and in the folder for temporary files on other nodes."""
         run = Path(config.run.output).absolute() / str(config.run.name)
         own = "fedray-" + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
@@ -60,7 +62,8 @@ class StateFolder:
         return cls(run / ".states" if node == server else Path(tempfile.gettempdir()) / own, node)
 
     def write(self, name: str, state: State) -> StateFile:
-        """Writes ``state`` to the file ``name``, which never exists in an incomplete form."""
+        """Writes the arrays of ``state`` to the file ``name`` in this folder, and returns the file. It is never visible
+        in an incomplete form."""
         # Unlike other files (fedray/util/files.py) it is not flushed to the disk, because an fsync for each of many
         # small files takes far longer than writing them. After a crash only states that a checkpoint names are read,
         # and a checkpoint flushes all of them at once.
@@ -80,18 +83,19 @@ class StateFolder:
         return self.file(name)
 
     def file(self, name: str) -> StateFile:
-        """Returns the file ``name`` of this folder, which need not exist."""
+        """Returns the file ``name`` of this folder as a :class:`StateFile`, whether it already exists or not."""
         return StateFile(self.node, str(self.path / name))
 
     def read(self, file: StateFile) -> dict[str, NDArray[np.float32]]:
-        """Returns the arrays in ``file`` in fresh memory. Raises :class:`StateLost` if the file is gone."""
+        """Returns the arrays in ``file`` by name, in fresh memory. Raises :class:`StateLost` if the file is gone."""
         try:
             return load_file(file.path)
         except OSError as error:
             raise StateLost(f"a client's state is gone: {file.path} ({_reason(error)})") from None
 
     def read_into(self, file: StateFile, memory: Tensor) -> dict[str, Tensor]:
-        """Reads ``file`` into ``memory``, which has the size of the file, and returns the arrays as views into it.
+        """Reads ``file`` into ``memory``, a uint8 tensor that has the size of the file, and returns the arrays by name,
+        as float32 views into ``memory``.
 
         This takes a fifth of the time of :meth:`read`, which has to wait for fresh memory page by page. Raises
         :class:`StateLost` if the file is gone.
@@ -113,7 +117,7 @@ class StateFolder:
         return found
 
     def store(self, file: StateFile, target: Path) -> None:
-        """Makes ``target`` a hard link to ``file``, or a copy if they are on different disks."""
+        """Makes ``target`` a hard link to ``file``, for a checkpoint, or a copy if they are on different disks."""
         try:
             os.link(file.path, target)
         except FileNotFoundError as error:
@@ -122,7 +126,8 @@ class StateFolder:
             shutil.copyfile(file.path, target)
 
     def adopt(self, source: Path) -> StateFile:
-        """Returns a new state file in this folder with the content and name of ``source``."""
+        """Makes a state file in this folder from ``source``, a client's state in a checkpoint, with the same content
+        and name, and returns the new file."""
         self.path.mkdir(parents=True, exist_ok=True)
         file = StateFile(self.node, str(self.path / source.name))
         Path(file.path).unlink(missing_ok=True)
@@ -130,7 +135,7 @@ class StateFolder:
         return file
 
     def drop(self, files: Iterable[StateFile]) -> None:
-        """Removes files that are no longer needed."""
+        """Removes ``files``, states that are no longer needed, from the disk."""
         for file in files:
             Path(file.path).unlink(missing_ok=True)
 

@@ -23,12 +23,16 @@ from fedray.engine.tasks import Handle
 from fedray.errors import StateLost
 
 MOST_BYTES = 1 << 30
-"""The bytes that may be read ahead (more if a single state is larger), and the bytes that may wait to be written."""
+"""The most bytes of states that are read before they are needed (unless a single state is larger), and the most bytes
+that wait to be written."""
 
 
 class StateTraffic:
-    """Reads and writes states of ``folder`` for clients on ``device``. ``fetch`` returns the data of a handle that is
-    not a file. ``beside`` says whether files are read and written during the computation; None means only on a GPU."""
+    """Reads and writes the files of clients' states in ``folder``, for clients that are trained on ``device``.
+
+    ``fetch`` returns the data of a handle that is not a file. With ``beside`` threads read and write files while the
+    clients train; None means that they do so only on a GPU.
+    """
 
     def __init__(
         self, folder: StateFolder, device: torch.device, fetch: Callable[[Handle], Any], beside: bool | None = None
@@ -40,7 +44,8 @@ class StateTraffic:
         self._going: deque[tuple[int, Future[None]]] = deque()
 
     def expect(self, handles: Sequence[Handle | None]) -> None:
-        """Begins to read the states of the next clients, ``handles``, in this order and as far as there is room."""
+        """Begins to read the states of the next clients in the background, in the order of ``handles`` and as far as
+        there is room, so that :meth:`take` finds them in memory."""
         if not self.beside:
             return
         left = MOST_BYTES
@@ -56,9 +61,10 @@ class StateTraffic:
             self._coming[handle] = self._reader.submit(self._read, handle, memory)
 
     def take(self, handle: Handle) -> dict[str, Tensor]:
-        """Returns the vectors that ``handle`` refers to, in the memory of the CPU. They must only be read.
+        """Returns the vectors to which ``handle`` refers, a client's state or an earlier model, by name and in the
+        memory of the CPU. They must only be read.
 
-        Raises :class:`StateLost` if they are lost.
+        Raises :class:`StateLost` if the vectors are lost.
         """
         coming = self._coming.pop(handle, None)
         if coming is not None:
@@ -71,7 +77,8 @@ class StateTraffic:
         return {name: each if isinstance(each, Tensor) else tensor_over(each) for name, each in found.items()}
 
     def write(self, names: Sequence[str], state: Mapping[str, Vector]) -> list[StateFile]:
-        """Writes the new states ``[C, ...]`` of a stack to files with these ``names``, and returns the files.
+        """Writes the new states ``[C, ...]`` of a stack of C clients to C files with these ``names``, one for each
+        client, and returns the files.
 
         The files are complete after :meth:`settle`. Raises :class:`UserError` if a state can't be written.
         """
@@ -101,14 +108,15 @@ class StateTraffic:
             self.folder.write(name, {key: array[row] for key, array in arrays.items()})
 
     def settle(self) -> None:
-        """Waits until all new states are in their files, and drops states that were read ahead but not used. Raises
-        :class:`UserError` if a state can't be written."""
+        """Waits until all new states are in their files, and frees states that were read in advance but not used.
+        Raises :class:`UserError` if a state can't be written."""
         self._coming.clear()
         while self._going:
             self._going.popleft()[1].result()
 
     def close(self) -> None:
-        """Ends the threads. New states may be missing in files unless :meth:`settle` was called before."""
+        """Ends the threads that read and write. New states may be missing in files unless :meth:`settle` was
+        called before."""
         for threads in (self._reader, self._writer):
             threads.shutdown(cancel_futures=True)
 
@@ -120,7 +128,7 @@ class StateTraffic:
 
 
 def _size(handle: Handle) -> int:
-    """Returns the size in bytes of the file ``handle``, or 0 if the handle is not a file."""
+    """Returns the bytes of the file to which ``handle`` refers, or 0 if it refers to no file."""
     if not isinstance(handle, StateFile):
         return 0
     try:
