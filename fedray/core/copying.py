@@ -20,10 +20,11 @@ from fedray.errors import UserError
 
 
 class Portable:
-    """A ``module`` in a form that can be copied and pickled without losing anything.
+    """A wrapper of a ``module`` that can be copied, and pickled for other processes, without losing anything.
 
     torch loses the hooks of a module's parameters when it copies or pickles the module, and it can't pickle a module
-    with parametrizations. This class handles both.
+    with parametrizations. This class handles both. The module, in its attribute ``module``, is complete again after
+    unpickling.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,7 +33,8 @@ class Portable:
         self.hooks = {name: list(p._backward_hooks.values()) for name, p in named if p._backward_hooks}
 
     def copy(self) -> nn.Module:
-        """Returns a copy of the module that shares no memory with it."""
+        """Returns a copy of the wrapped module, including the hooks of its parameters. The copy shares no memory with
+        the original."""
         return self._hooked(copied(self.module))
 
     def _hooked(self, module: nn.Module) -> nn.Module:
@@ -66,7 +68,8 @@ class Portable:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Returns a copy of ``module`` that shares no memory with it. Hooks of parameters are not copied."""
+    """Returns a copy of ``module`` that shares no memory with it, also where ``copy.deepcopy`` fails: for tensors that
+    a forward pass has left in the module, and for buffers of unknown size. Hooks of parameters are not copied."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in _made_by_passes(module)}
     for layer in module.modules():
         for buffer in layer._buffers.values():
@@ -83,9 +86,9 @@ def _made_by_passes(module: nn.Module) -> Iterator[Tensor]:
 
 
 def require_copyable(module: nn.Module) -> None:
-    """Raises :class:`UserError` if fedray can't train copies of ``module``: two of its tensors share memory, a
-    parameter has no numbers or has a hook that fedray never calls, or a function in the module refers to the module
-    itself."""
+    """Checks that fedray can train copies of the user's ``module``. Raises :class:`UserError` if two of its tensors
+    share memory, if a parameter has no numbers (device meta), if a parameter has a hook for accumulated gradients,
+    which fedray never calls, or if a function in the module refers to the module itself."""
     if pair := shared_memory(module):
         raise UserError(
             f"model=...: its {pair[0]} and {pair[1]} are two tensors in the same memory, so that a change of one "
@@ -128,16 +131,18 @@ def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[
 
 
 DEPTH = 4
-"""How many levels of nested containers are searched."""
+"""How many levels of nested containers :func:`parts` and similar searches look into."""
 
 
 ATOMS = (str, bytes, int, float, complex, type(None))
-"""The types of values that the search skips, because a vocabulary may hold millions of them."""
+"""The types of values that searches of nested containers skip, because a vocabulary may hold millions of them."""
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yields ``value`` and what is in it, if it is a container, a method, a ``functools.partial``, or an object with
-    attributes. Modules and tensors are not searched."""
+    """Yields ``value``, and the objects in it if it is a container, a method, a ``functools.partial``, or an object
+    with attributes; then the objects in those, down to four levels. Each object comes once. Strings and numbers are
+    left out, and modules and tensors are yielded, but not searched. So code can find, for example, all tensors in an
+    attribute."""
     yield from _reached([value], _contents)
 
 
