@@ -73,8 +73,8 @@ def steps_of(samples: int, batch_size: int | None, local_steps: int | None, loca
 
 def has_single(samples: int, batch_size: int | None, local_epochs: int | None) -> bool:
     """Returns whether a client with ``samples`` samples has mini-batches of one sample, which BatchNorm may be unable
-    to normalise. A ``batch_size`` of None means that all samples of a client are one mini-batch, and ``local_epochs``
-    of None that the last mini-batch of an epoch is not smaller."""
+    to normalise. A ``batch_size`` of None means that all samples of a client are one mini-batch. If ``local_epochs`` is
+    None, all mini-batches of a client have the same size."""
     size = min(batch_size or samples, samples)
     return size == 1 or (local_epochs is not None and samples % max(size, 1) == 1)
 

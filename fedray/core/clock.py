@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Measures how much time is spent on what: adds up the seconds of code by purpose, as in ``with
-    clock.on("gradient"): ...``.
+    """A stopwatch that adds up seconds by purpose: the time in ``with clock.on("gradient"): ...`` counts for the
+    gradient.
 
     Such ``with`` blocks may be nested: the time in an inner block counts only for the purpose of the inner block.
 

@@ -33,10 +33,12 @@ _before: list[tuple[Callable[[Any], Any], Any]] = []
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """A context in which torch has the settings of a new process, except for the kernels of :data:`ATTENTION`.
+    """A context in which fedray computes the same, whatever settings of torch the caller has: torch has the settings of
+    a new process, except for the kernels of :data:`ATTENTION`. For example, a surrounding ``torch.no_grad()`` or
+    ``torch.set_default_dtype(torch.float64)`` has no effect.
 
-    Afterwards the thread's settings are restored. Settings of the whole process are restored once the last thread has
-    left such a context. It can also be used as a decorator.
+    After the context the thread's settings are restored. Settings of the whole process are restored when no thread is
+    in such a context any more. The function can also be used as a decorator.
     """
     import torch
 
