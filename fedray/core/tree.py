@@ -117,7 +117,8 @@ class LeafSum:
             self.finish()
 
     def finish(self) -> None:
-        """Adds those rows to the sum that :meth:`add` has collected and not yet added."""
+        """Adds the rows to the sum that :meth:`add` has collected but not added yet. It is called after the last
+        :meth:`add`."""
         held, self._held = self._held, []
         for start, stop in subtrees(held[0][0], self._stop, self.tree.members) if held else ():
             parts = [
