@@ -100,7 +100,8 @@ class Carry:
 
     def remember(self, name: str, buffers: Mapping[str, Tensor], steps: int = 0) -> Carry:
         """Returns a carry in which the optimizer has stored ``buffers``, vectors ``[C, width]`` by name, and the number
-        of ``steps`` for the model ``name``. Only the optimizer calls it, at each step."""
+        of ``steps`` for the model ``name``. The optimizer calls it at each step. An algorithm can call it before the
+        first step, to begin with another momentum than zero: ``carry.remember("y", {"momentum": b})``."""
         memories = {**self.memories, name: Memory(buffers, steps)}
         return Carry(self._values, memories=memories, overwritable=self.overwritable)
 

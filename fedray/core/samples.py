@@ -20,8 +20,8 @@ Indices = NDArray[np.int64]
 
 
 class Draws(NamedTuple):
-    """Says for which round, clients and local steps samples ``[steps, C, b]`` are read. If a data set's items are
-    transformed at random when they are read, these numbers seed the transform of each sample.
+    """The round, the clients and the local steps for which samples ``[steps, C, b]`` are read. If a data set's items
+    are transformed at random when they are read, these numbers seed the transform of each sample.
 
     Args:
         round: the number of the round.

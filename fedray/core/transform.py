@@ -72,8 +72,8 @@ def each_sample(transform: Transform) -> Transform:
 
 @dataclass(frozen=True)
 class SeededTransform:
-    """The user's transform of training samples (``data.transform``), with fixed random numbers: applies ``function`` to
-    the mini-batch of each client of a stack.
+    """The user's transform of training samples (``data.transform``) with fixed random numbers. It applies ``function``
+    to the mini-batch of each client of a stack.
 
     Before each call the global random generators of Python, NumPy and torch are seeded by (seed, round, client, local
     step). So a client's result does not depend on which other clients are trained, or where. ``name`` is the function's

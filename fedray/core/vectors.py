@@ -165,7 +165,7 @@ Vector: TypeAlias = Model | Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Describes where the buffers of one type, such as int64, lie in the row of a :class:`Model`: next to each other,
+    """The place of the buffers of one type, such as int64, in the row of a :class:`Model`: they lie next to each other,
     in one block.
 
     Args:
@@ -237,7 +237,7 @@ def _scaled_to_length_1(vector: Tensor) -> Tensor:
 
 
 class Layout:
-    """Describes where a module's tensors lie in the row of a :class:`Model`: the trainable parameters first, then the
+    """The places of a module's tensors in the row of a :class:`Model`: the trainable parameters come first, then the
     buffers.
 
     ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, of which the last may
@@ -309,7 +309,7 @@ class Layout:
     def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
         """Returns the values of the changing buffers, taken from ``tensors`` (by name), as a new vector
         ``[buffer_width]``, the part of a row that holds buffers. Its padding is taken from ``like [buffer_width]``.
-        Unlike :meth:`write_buffers`, it changes nothing in place, so it can be compiled."""
+        Unlike :meth:`write_buffers`, it changes nothing in place, so it can be used in functions that are compiled."""
         if not self.blocks:
             return like
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])

@@ -27,7 +27,8 @@ as fast as the ordinary way."""
 
 
 class Lanes:
-    """``count`` streams of the GPU ``device`` in which clients are computed side by side."""
+    """Streams of the GPU ``device``, called lanes, in which several clients are computed side by side. There are
+    ``count`` of them. The computation of all clients is captured as one CUDA graph."""
 
     def __init__(self, device: torch.device, count: int) -> None:
         new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
@@ -37,9 +38,9 @@ class Lanes:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Function, rows: Sequence[Sequence[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
-        """Captures ``function`` for all ``rows`` of inputs, which have the same shapes, as one graph. Returns a
-        function that launches the graph for as many other rows, and returns the rows of each output together, ``[C,
-        ...]``.
+        """Captures the computation of ``function`` for several ``rows`` of inputs, one row for each client, as one CUDA
+        graph. All rows must have the same shapes. Returns a function that launches the graph for as many other rows of
+        inputs, and returns for each output of ``function`` the clients' results as one tensor ``[C, ...]``.
 
         Raises RuntimeError if an operation can't be captured, such as one that waits for the GPU.
         """
@@ -83,8 +84,9 @@ class Lanes:
 
 
 class SideBySide(Recorded):
-    """Replays a function on a GPU for several clients at once, with the graphs of ``lanes``. ``say`` gets a line for
-    the user if that is impossible."""
+    """A pure ``function``, such as a gradient, that is computed for several clients at once on a GPU, with CUDA graphs
+    that ``lanes`` captures. ``changing`` are tensors, such as a module's parameters, that the function may use only if
+    they are among its inputs. ``say`` is called with a line for the user if no graph can be captured."""
 
     @property
     def first(self) -> int:
@@ -111,9 +113,13 @@ class SideBySide(Recorded):
     def together(
         self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager], same_shape: bool = False
     ) -> tuple[Tensor, ...]:
-        """Returns the function's outputs for several ``rows`` of inputs, with the rows of each output together, ``[C,
-        ...]``. Rows of the same shape are computed by one graph; ``same_shape`` says that all rows have the same
-        shape."""
+        """Computes the function for C clients: returns for each of its outputs the clients' results as one tensor ``[C,
+        ...]``.
+
+        ``rows`` has the inputs of each client, and ``eager`` a function for each client that computes the same result
+        in the ordinary way, for use when there is no graph yet. Clients whose inputs have the same shapes are computed
+        by one graph; ``same_shape`` says that this is the case for all of them.
+        """
         if same_shape:
             return self._of_shape(shape_of(rows[0]), rows, eager)
         shapes: dict[Any, list[int]] = {}

@@ -23,7 +23,8 @@ from fedray.gradients.passes import Gradient, RuleLoss, followed_of, in_rows, lo
 
 
 class LoopNetwork(Network):
-    """Runs one client after another through the module itself."""
+    """The kind of network that computes C clients one after another, each through the user's module itself. It works
+    for all modules. On a GPU, gradients that are replayed are computed for several clients side by side."""
 
     @cached_property
     def _direct(self) -> DirectLinear | None:
@@ -107,8 +108,9 @@ class LoopNetwork(Network):
         return at[row].parameters, at[row].buffers, *self._begin(batch, row)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the gradient ``[width]`` of one client's mini-batch, the task loss, the new buffers
-        ``[buffer_width]``, and the one or two sums of the followed metric, if there is one.
+        """Computes the gradient of one client's mini-batch without changing anything, so that it can be compiled.
+        Returns a tuple: the gradient ``[width]``, the task loss, the new buffers ``[buffer_width]``, and the one or two
+        sums of the metric that the task follows, if there is one.
 
         The ``inputs`` are the parameters ``[width]``, the buffers ``[buffer_width]``, and x and y of the mini-batch.
         """
@@ -123,8 +125,10 @@ class LoopNetwork(Network):
         return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns. Large linear layers write their weights' gradient into the
-        result."""
+        """Computes what :meth:`pure_gradient` computes, from the same ``inputs``, with operations that are faster when
+        they are recorded and replayed: large linear layers write their weights' gradients directly into the result.
+        Returns the gradient ``[width]``, the task loss, the new buffers ``[buffer_width]``, and the sums of the
+        followed metric, if any."""
         w, buffers, x, y = inputs
         self.training_mode(x, len(y))
         copies = self._copies(buffers)

@@ -20,11 +20,12 @@ from fedray.gradients.stacked_layers import StackedLayers
 
 
 class StackNetwork(Network):
-    """Runs all clients of a stack at once (``torch.func.vmap``). It can't be used for modules that have buffers or draw
-    random numbers.
+    """The kind of network that computes all clients of a stack at once (``torch.func.vmap``). It can't be used for
+    modules that draw random numbers, or whose forward passes change buffers.
 
-    With ``windows``, convolutions are computed as batched products of windows (:mod:`fedray.gradients.stacked_layers`),
-    which is the default on GPUs. On other devices it serves to try what a GPU does.
+    With ``windows``, convolutions are computed as batched products of image windows
+    (:mod:`fedray.gradients.stacked_layers`), which is the default on GPUs. On other devices it serves to try what a GPU
+    does.
     """
 
     def __init__(self, *args: Any, windows: bool | None = None, **named: Any) -> None:
@@ -66,8 +67,9 @@ class StackNetwork(Network):
         return at.parameters, batch.x, batch.y, _weights(batch, self.dtype)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the gradients ``[C, width]``, the task losses ``[C]``, and the one or two sums ``[C]`` of the
-        followed metric, if there is one.
+        """Computes the gradients of C clients' mini-batches without changing anything, so that it can be compiled.
+        Returns a tuple: the gradients ``[C, width]``, the mean task losses ``[C]`` of the mini-batches, and the one or
+        two sums ``[C]`` of the metric that the task follows, if there is one.
 
         The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
         ``[C, b]`` of their samples.

@@ -24,18 +24,19 @@ MOST = 2**28
 are computed in parts."""
 
 LEAST_PLACES = 64
-"""The number of places in an output image from which each sample has a separate product. One product for many samples
-has to be transposed, but products with few places leave most of a GPU's tiles empty."""
+"""The number of pixels of an output image from which on each sample has a matrix product of its own. One product for
+many samples has to be transposed, but products with few pixels leave most of a GPU's tiles empty."""
 
 
 Mapped = tuple[tuple[Tensor, ...], tuple[int, ...]]
-"""What ``torch.autograd.Function.vmap`` returns: the outputs, and in which dimension of each the clients are."""
+"""The type of what ``torch.autograd.Function.vmap`` returns: the outputs, and in which dimension of each the clients
+are."""
 
 
 class StackedLayers(TorchFunctionMode):
-    """A context for forward passes and losses within torch.func.vmap. In it, convolutions with weights that differ
-    between clients are batched products, and linear layers and cross-entropy take fewer operations than vmap would make
-    of them.
+    """A context for forward passes and losses of many clients at once, within torch.func.vmap, that makes some layers
+    faster: convolutions with weights that differ between clients become batched products of matrices, and linear layers
+    and cross-entropy take fewer operations than vmap would make of them.
 
     With ``traced``, they consist of operations that a compiler can fuse, and otherwise of as few operations as
     possible. Grouped and three-dimensional convolutions are left to torch.
