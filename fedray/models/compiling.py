@@ -36,9 +36,13 @@ def traced_gradient(
     changing: Collection[str] | None = None,
     device: str = "cpu",
 ) -> GraphModule | str:
-    """Returns the operations of the gradient of ``module`` for a mini-batch ``x [b, ...]`` and ``y [b, ...]`` on
-    ``device``, or the reason why it can't be compiled. With ``vectorize`` it is the gradient of a stack. ``changing``
-    are the buffers that forward passes change; None means that all may be changed."""
+    """Finds out whether the gradient of ``module`` can be compiled on ``device``. Returns its torch operations as a
+    graph if it can, and otherwise the reason why it can't, as text for messages.
+
+    The gradient is traced and compared with the original one, for a mini-batch ``x [b, ...]`` and ``y [b, ...]``. With
+    ``vectorize`` it is the gradient of a stack (clients that are computed at once). ``changing`` are the names of the
+    buffers that forward passes change; None means that all may be changed.
+    """
     if hooked := hooked_parameter(module):
         return hooked
 

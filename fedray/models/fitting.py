@@ -48,12 +48,14 @@ def fit_task(
     metrics: Mapping[str, Loss],
     custom: Any = None,
 ) -> tuple[Task, list[str]]:
-    """Returns the task of a run, and notes about it for the user.
+    """Makes the task of a run: its loss and metrics, after trying them on the outputs of the model. Returns the task,
+    and a list of notes about it for the user.
 
     ``section`` is the section ``task`` of the configuration, and ``kind`` the kind of task that the data are for.
-    ``module``, called ``name`` in messages, is tried on some samples ``x [b, ...]`` and ``y [b, ...]`` of the data.
-    ``loss`` and ``metrics`` are user-defined; a loss of None stands for the kind's default. ``custom`` is the model
-    that the user passed from Python, or None if it was named in the configuration.
+    ``module``, called ``name`` in messages, is tried on some samples ``x [b, ...]`` and ``y [b, ...]`` of the data,
+    which has ``classes`` classes. ``loss`` and ``metrics`` (by name) are user-defined; a loss of None stands for the
+    kind's default. ``custom`` is the model that the user passed from Python, or None if it was named in the
+    configuration.
 
     Raises :class:`UserError` if the model's outputs do not fit the targets, or a loss or metric can't be used.
     """
@@ -111,9 +113,10 @@ def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
 
 
 def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
-    """Returns the outputs of ``module`` for the inputs ``x [b, ...]``. The module is left as it was.
+    """Returns the outputs of ``module`` for the inputs ``x [b, ...]``, from a forward pass in training mode or, if
+    ``training`` is false, in evaluation mode. The module's tensors are left as they were.
 
-    Raises :class:`UserError` if the pass makes new parameters.
+    Raises :class:`UserError` if the forward pass makes new parameters.
     """
     before = {name for name, _ in module.named_parameters()}
     with without_traces(module):

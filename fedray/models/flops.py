@@ -27,24 +27,24 @@ NO_PRODUCTS = {
     "add", "add_", "sub", "cat", "stack", "copy_", "clone", "_to_copy", "index", "index_select", "gather", "embedding",
     "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm",
 }  # fmt: skip
-"""The operations that only add, look up or scale. A layer has no FLOPs if its parameters enter only these."""
+"""The torch operations that only add, look up or scale. A layer has no FLOPs if its parameters enter only these."""
 
 
 @dataclass(frozen=True)
 class ForwardCount:
-    """The FLOPs of one sample's forward pass. ``uncounted`` are the layers, as ``name (Class)``, that used their
-    matrices in a way that could not be counted."""
+    """The FLOPs of one sample's forward pass. ``uncounted`` are the layers whose FLOPs could not be counted, as ``name
+    (Class)``, because they used their matrices in an unknown way."""
 
     flops: float
     uncounted: tuple[str, ...]
 
 
 def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCount]:
-    """Runs ``module`` in its current mode on the inputs ``example [b, ...]``; returns its output and the FLOPs of one
-    sample.
+    """Counts the FLOPs of a forward pass of ``module``, in the mode (training or evaluation) in which it is. Returns
+    the output for the inputs ``example [b, ...]``, and the FLOPs of one sample.
 
-    The module is run on the batch, and then on a batch that contains each sample twice. The difference is the FLOPs of
-    b samples, without work that is done once per batch.
+    The module is run on ``example``, and then on a batch that contains each of these samples twice. The difference is
+    the FLOPs of b samples, without work that is done once per batch.
     """
     before = torch.random.get_rng_state()
     output, flops, uncounted = _pass(module, example)
@@ -57,7 +57,8 @@ def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCou
 
 
 def forward_flops(module: nn.Module, example: Any) -> float:
-    """Returns the FLOPs of one sample's forward pass in the module's current mode, for inputs ``example [b, ...]``."""
+    """Returns the FLOPs of one sample's forward pass of ``module``, in the mode (training or evaluation) in which it
+    is, for inputs ``example [b, ...]``. A multiply-add counts as two FLOPs."""
     return count_forward_pass(module, example)[1].flops
 
 

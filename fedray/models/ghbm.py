@@ -73,8 +73,8 @@ class ResNet20(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of two 3 x 3 convolutions with a shortcut around them. A block with more channels also halves the
-    image."""
+    """A block of ResNet-20: two 3 x 3 convolutions with a shortcut around them. A block with more output channels
+    (``width``) than input channels also halves the image."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

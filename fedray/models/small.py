@@ -16,8 +16,8 @@ from fedray.models.pooling import conv_relu_pool
 
 
 def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Returns channels, height and width. Raises ``ValueError`` if the inputs are not images of at least ``least x
-    least`` pixels."""
+    """Checks that a model's inputs are images, and returns channels, height and width. Raises ``ValueError`` if
+    ``input_shape`` is not ``(channels, height, width)`` with at least ``least`` x ``least`` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(
             f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"

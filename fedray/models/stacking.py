@@ -42,16 +42,18 @@ padding changes its gradients by 1e-1; if it depends on the other samples themse
 
 
 def samples_of_trial(batch_size: int) -> int:
-    """Returns the number of samples that :func:`stacking_obstacle` needs for a trial with batches of ``batch_size``.
+    """Returns how many samples :func:`stacking_obstacle` needs to find out whether clients can be trained in stacks, if
+    mini-batches have ``batch_size`` samples.
 
-    Batches larger than :data:`LARGEST` are not tried. Smaller batches would not be enough, because some models mix
+    Mini-batches larger than :data:`LARGEST` are not tried. Smaller ones would not be enough, because some models mix
     samples only in large batches.
     """
     return CLIENTS * min(batch_size, LARGEST)
 
 
 def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: str = "cpu") -> str | None:
-    """Returns the reason why clients of ``module`` can't be trained in one batched stack, or None if they can.
+    """Finds out whether clients of ``module`` can be trained in stacks (several clients at once). Returns None if they
+    can, and otherwise the reason why they can't, as text for messages.
 
     A stack pads the batches of smaller clients with samples whose losses are left out. That is correct as long as no
     sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with the
@@ -141,8 +143,9 @@ def _padded_otherwise(batch: Batch) -> Batch:
 
 
 def hooked_parameter(module: nn.Module) -> str | None:
-    """Returns a clause that names a parameter with a hook, such as a mask for its gradient, or None if there is none.
-    Hooks are not called where pieces of one vector replace the parameters."""
+    """Returns a clause for messages that names a parameter of ``module`` with a hook, such as ``its parameter fc.weight
+    has a hook``, or None if there is none. Such a module can be neither trained in stacks nor compiled, because hooks
+    are not called where pieces of one vector replace the parameters."""
     hooked = (name for name, parameter in module.named_parameters() if parameter._backward_hooks)
     return next((f"its parameter {name} has a hook" for name in hooked), None)
 
