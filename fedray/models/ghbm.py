@@ -22,7 +22,8 @@ GROUPS = 2
 class GHBMCNN(nn.Module):
     """GHBM's CNN for CIFAR: two convolutions of 64 channels, each with 5 x 5 kernels, ReLU and 2 x 2 max-pooling.
 
-    After them come linear layers of 384, 192 and ``classes`` outputs. It has 797,962 parameters for CIFAR-10.
+    After these convolutions come linear layers of 384, 192 and ``classes`` outputs. It has 797,962 parameters for
+    CIFAR-10. Images must have at least 16 x 16 pixels.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:

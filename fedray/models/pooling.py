@@ -27,7 +27,7 @@ _convolution_backward = torch.ops.aten.convolution_backward.default
 
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """Returns ``max_pool2d(relu(conv(x)), 2)`` of images ``x [b, c, h, w]``, for a convolution of stride 1 with bias.
-    In training on a CPU it is faster than the three operations of torch.
+    In training of small networks on a CPU, it is faster than the three operations of torch.
 
     If entries of a pooling window are equal, the gradient may go to a different one than in torch.
     """

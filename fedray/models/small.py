@@ -27,7 +27,10 @@ def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int
 
 
 class Logistic(nn.Module):
-    """Multinomial logistic regression: one linear layer, whose loss is cross-entropy."""
+    """Multinomial logistic regression: one linear layer, whose loss is cross-entropy.
+
+    Inputs ``[b, *input_shape]`` are flattened; outputs are logits ``[b, classes]``.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -40,7 +43,10 @@ class Logistic(nn.Module):
 
 class Linear(Logistic):
     """Linear regression on one-hot labels: one linear layer, whose loss is the mean squared error over classes
-    (pFedMo)."""
+    (pFedMo).
+
+    Inputs ``[b, *input_shape]`` are flattened; outputs are ``[b, classes]``.
+    """
 
     @staticmethod
     def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -50,7 +56,11 @@ class Linear(Logistic):
 
 class MLP(nn.Module):
     """A multi-layer perceptron with ReLU. Without ``hidden`` it has the layers 784-100-10 of FedTrip's, 79,510
-    parameters."""
+    parameters.
+
+    ``hidden`` lists the sizes of the layers between input and output. Inputs ``[b, *input_shape]`` are flattened;
+    outputs are logits ``[b, classes]``.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: list[int] | None = None) -> None:
         super().__init__()
@@ -103,7 +113,8 @@ class LeNet5(nn.Module):
 class FedTripCNN(nn.Module):
     """FedTrip's CNN (Plato's lenet5): LeNet-5 with a convolution as its third layer, of 120 channels and 5 x 5 kernels.
 
-    On images of 28 x 28 it has as many parameters as LeNet-5.
+    Inputs are images of at least 28 x 28 pixels, outputs are logits ``[b, classes]``. On images of 28 x 28 pixels it
+    has as many parameters as LeNet-5.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:

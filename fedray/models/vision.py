@@ -17,7 +17,7 @@ from fedray.errors import UserError, near_miss
 from fedray.models.small import image_shape
 
 PREFIX = "torchvision:"
-"""The beginning of the names of torchvision models."""
+"""The beginning of the names of torchvision's models in configurations."""
 
 TWO_OUTPUTS = ("googlenet", "inception_v3")
 """The classifiers that return further outputs in training unless ``aux_logits`` is false."""
@@ -81,29 +81,29 @@ class FireNet(nn.Module):
 def vgg16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """VGG-16 of torchvision, without BatchNorm, 134,301,514 parameters for 10 classes.
 
-    K. Simonyan, A. Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition. ICLR 2015,
-    configuration D. Features of images smaller than 224 x 224 are scaled to 7 x 7 by average-pooling.
+    The function returns the network with random initial weights, for images of at least 32 x 32 pixels. Features of
+    images smaller than 224 x 224 are scaled to 7 x 7 by average-pooling. K. Simonyan, A. Zisserman: Very Deep
+    Convolutional Networks for Large-Scale Image Recognition. ICLR 2015, configuration D.
     """
     return _made("vgg16", input_shape, classes, least=32)
 
 
 def resnet18(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
-    """ResNet-18 with BatchNorm, 11,173,962 parameters for 10 classes; a stem for small images unless
-    ``stem=imagenet``.
+    """ResNet-18 with BatchNorm, 11,173,962 parameters for 10 classes; a stem for small images unless ``stem=imagenet``.
 
-    K. He, X. Zhang, S. Ren, J. Sun: Deep Residual Learning for Image Recognition. CVPR 2016. The small stem is one
-    convolution with 3 x 3 kernels that keeps the image's size. ImageNet's halves it twice, by a convolution with 7 x 7
-    kernels and max-pooling; then the network is torchvision's, 11,181,642 parameters.
+    The function returns the network with random initial weights. The small stem is one convolution with 3 x 3 kernels
+    that keeps the image's size. ImageNet's halves it twice, by a convolution with 7 x 7 kernels and max-pooling; then
+    the network is torchvision's, 11,181,642 parameters. K. He, X. Zhang, S. Ren, J. Sun: Deep Residual Learning for
+    Image Recognition. CVPR 2016.
     """
     return _with_stem(_made("resnet18", input_shape, classes, least=8), stem)
 
 
 def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
-    """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless
-    ``stem=imagenet``.
+    """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless ``stem=imagenet``.
 
-    The paper and the stems are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with further heads
-    (``model.head``).
+    The function returns the network with random initial weights. The paper and the stems are those of ``resnet18``.
+    MOON and FedSiam-DA train it on CIFAR with further heads (``model.head``).
     """
     return _with_stem(_made("resnet50", input_shape, classes, least=8), stem)
 
@@ -111,8 +111,9 @@ def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", 
 def mobilenet_v2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """MobileNetV2 of torchvision, with BatchNorm and dropout, 3,504,872 parameters for 1,000 classes.
 
-    M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks.
-    CVPR 2018. It divides the image's size by 32.
+    The function returns the network with random initial weights, for images of at least 32 x 32 pixels, whose size it
+    divides by 32. M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen: MobileNetV2: Inverted Residuals and Linear
+    Bottlenecks. CVPR 2018.
     """
     return _made("mobilenet_v2", input_shape, classes, least=32)
 
@@ -120,13 +121,16 @@ def mobilenet_v2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def vit_b_16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Vision Transformer ViT-B/16 of torchvision for square images of any multiple of 16 pixels, 86 million parameters.
 
-    A. Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale. ICLR 2021.
+    The function returns the network with random initial weights. A. Dosovitskiy et al.: An Image is Worth 16x16 Words:
+    Transformers for Image Recognition at Scale. ICLR 2021.
     """
     return _made("vit_b_16", input_shape, classes, least=16)
 
 
 def torchvision_model(name: str) -> Callable[..., nn.Module]:
-    """Returns a function that makes the torchvision classifier ``name``, the part after ``torchvision:``.
+    """Returns a function that makes the torchvision classifier ``name``, such as ``resnet34``, with random initial
+    weights, when it is called with ``input_shape``, ``classes`` and options. In configurations the classifier is named
+    ``torchvision:NAME``.
 
     Its options are the arguments of the classifier's class in torchvision. Raises :class:`UserError` if there is no
     such classifier.
