@@ -109,8 +109,8 @@ class LocalData:
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
     def _blocks(self, chosen: Indices) -> Iterator[tuple[int, Any, Tensor]]:
-        """Yields blocks of the samples ``chosen [J, C, b]``, a few steps at a time: the first step, the stored inputs,
-        and the targets ``[steps, C, b, ...]``."""
+        """Reads the samples with the indices ``chosen [J, C, b]``, a few local steps at a time. Yields the first local
+        step of each such block, the inputs in their stored form and the targets, both ``[steps, C, b, ...]``."""
         _, clients, size = chosen.shape
         block = max(1, GATHERED_BYTES[self.samples.device.type] // max(1, self.samples.bytes_each * clients * size))
         for start in range(0, len(chosen), block):
@@ -146,7 +146,8 @@ class LocalData:
         return indices
 
     def _padded(self) -> tuple[Indices, list[tuple[int, ...]]]:
-        """Returns sample indices ``[J, C, b]``, and for each step the number of real samples of each client.
+        """Returns which samples are in which mini-batch: their indices ``[J, C, b]``, and for each local step a tuple
+        of the numbers of real samples of the C clients.
 
         J is the number of steps of the client that makes most of them, and b the size of the largest batch. The padding
         repeats a client's first sample, which is a valid input; its weight is zero.
@@ -163,5 +164,6 @@ class LocalData:
 
 
 def _step(block: Any, step: int, width: int) -> Any:
-    """Returns the samples of one step of a block ``[steps, C, b, ...]``: the first ``width`` samples of each client."""
+    """Returns the inputs ``[C, width, ...]`` of local step ``step`` of a block ``[steps, C, b, ...]``: the first
+    ``width`` samples of each client."""
     return map_leaves(lambda x: x[step, :, :width], block)

@@ -83,8 +83,9 @@ class Objective:
 
     @contextlib.contextmanager
     def _naming(self, samples: Callable[[int], Indices], first: int = 0) -> Iterator[None]:
-        """A context in which an error about a target that the loss can't take is reported with the target's client and
-        item. ``samples(row)`` are the indices of the samples in the batch of the client in row ``first + row``."""
+        """A context in which the error about a target that the loss can't take becomes a :class:`UserError` that names
+        the client and the item. ``samples(row)`` are the indices of the samples in the mini-batch of the client in row
+        ``first + row`` of the stack."""
         try:
             yield
         except UnfitTarget as error:
@@ -126,7 +127,8 @@ class Objective:
         return torch.stack(rows)
 
     def _shares(self, indices: Indices, parts: Sequence[Indices]) -> list[float]:
-        """Returns the weight of each of the ``parts`` of a client's samples in its mean loss, as a fraction."""
+        """Returns how much each of the ``parts`` of a client's samples counts in the client's mean loss over all its
+        samples (``indices``), as fractions that add up to 1."""
         weights = self.network.task.weights(self.data.samples.targets(indices))
         if weights is None:
             return [len(part) / len(indices) for part in parts]
@@ -189,7 +191,7 @@ class Objective:
                 )
 
     def _draws(self, step: int, first: int = 0) -> Draws:
-        """Returns the random numbers that a module draws (dropout) in a step, for the clients from position ``first``
-        of the stack."""
+        """Returns a function that fixes the random numbers (dropout) of a local step: called with a row, it returns a
+        context for the client at position ``first + row`` of the stack."""
         seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
         return lambda row: self.network.rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

@@ -178,8 +178,8 @@ class LocalOptimizer:
         return vector.add(pulled, alpha=self.training.weight_decay)
 
     def _sgd(self, carry: Carry, name: str, g: Tensor) -> tuple[Tensor, Carry]:
-        """b <- m b + g with the momentum m, as in torch.optim.SGD. The direction is b, or g + m b in Nesterov's
-        form."""
+        """Returns the direction of a step of SGD for the gradient ``g``, and a carry with the new momentum: b <- m b +
+        g, where m is ``momentum``, as in torch.optim.SGD. The direction is b, or g + m b in Nesterov's form."""
         m = self.training.momentum
         if not m:
             return g, carry
@@ -187,8 +187,9 @@ class LocalOptimizer:
         return g.add(b, alpha=m) if self.training.nesterov else b, carry.remember(name, {"momentum": b})
 
     def _adam(self, carry: Carry, name: str, g: Tensor) -> tuple[Tensor, Carry]:
-        """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2. The direction of step t is
-        m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) (Kingma and Ba, ICLR 2015)."""
+        """Returns the direction of a step of Adam for the gradient ``g``, and a carry with the new averages: m <- beta1
+        m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2. The direction of step t is m / (1 - beta1^t) / (sqrt(v / (1 -
+        beta2^t)) + epsilon) (Kingma and Ba, ICLR 2015)."""
         before = carry.memory(name)
         beta1, beta2, t = self.training.beta1, self.training.beta2, before.steps + 1
         m = torch.lerp(before.buffer("m", g), g, 1 - beta1)

@@ -46,8 +46,9 @@ def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, r
 def _windows(
     seed: int, round: int, client: int, step: int, count: int, samples: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Draws the top and left edge (0 to 2 :data:`BORDER`) of each sample's window, and whether the sample is mirrored.
-    Only the first ``count`` of the ``samples`` samples are real; the others get zeros."""
+    """Draws how the images of one client's mini-batch are cropped and mirrored. Returns three arrays ``[samples]``: the
+    top and the left edge of each image's window (0 to 2 * :data:`BORDER` pixels), and whether the image is mirrored.
+    Only the first ``count`` samples are real; the padding after them gets zeros."""
     rng = stream(seed, Purpose.AUGMENTATION, round, client, step)
     padding = (0, samples - count)
     top, left = (np.pad(rng.integers(0, 2 * BORDER + 1, count), padding) for _ in range(2))

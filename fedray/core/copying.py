@@ -79,8 +79,8 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def _made_by_passes(module: nn.Module) -> Iterator[Tensor]:
-    """Yields the tensors that forward passes have left in a module's attributes, as torch.nn.utils.weight_norm does.
-    Such tensors can be neither copied nor pickled."""
+    """Yields the tensors that forward passes have left in the attributes of a module's layers, as
+    torch.nn.utils.weight_norm does. Such tensors belong to autograd's graph, and can be neither copied nor pickled."""
     for layer in module.modules():
         yield from (value for value in vars(layer).values() if isinstance(value, Tensor) and not value.is_leaf)
 
@@ -116,8 +116,9 @@ def require_copyable(module: nn.Module) -> None:
 
 
 def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[Any]]]:
-    """Yields the functions and weak references that a copy of ``layer`` shares with it, because they are hooks or lie
-    in its attributes; each comes with a name for messages."""
+    """Yields the functions and weak references of a ``layer`` that a copy of the layer would not copy but share,
+    because they are hooks or lie in its attributes. Each comes as a pair with a name for messages, such as ``a forward
+    hook``."""
     hooks: dict[str, Mapping[Any, Any]] = {
         "a forward hook": layer._forward_hooks, "a forward pre-hook": layer._forward_pre_hooks,
         "a backward hook": layer._backward_hooks, "a backward pre-hook": layer._backward_pre_hooks,
@@ -147,7 +148,8 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    """Yields each of ``values``, then their ``contents``, and so on, each object once."""
+    """Yields each of ``values``, then the objects that ``contents(value)`` gives for each of them, then the contents of
+    those, down to :data:`DEPTH` levels. Each object comes once; those of the types :data:`ATOMS` are left out."""
     seen: dict[int, Any] = {}
     for _ in range(DEPTH + 1):
         new = {id(value): value for value in values if not isinstance(value, ATOMS) and id(value) not in seen}
@@ -157,7 +159,8 @@ def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) ->
 
 
 def _contents(value: Any) -> Iterable[Any]:
-    """Returns the objects in ``value`` that are copied along with it."""
+    """Returns the objects in ``value`` that are copied along with it, such as the elements of a list. Modules, tensors,
+    classes and functions count as objects without contents."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return value
     if isinstance(value, Mapping):
@@ -172,8 +175,8 @@ def _contents(value: Any) -> Iterable[Any]:
 
 
 def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
-    """Yields the objects that a function uses or a weak reference points to, and what these contain. Of the functions
-    among them, only those from the same Python module are searched further."""
+    """Yields a function or weak reference and the objects that it uses or points to, and what these contain. Of the
+    functions among these objects, only those from the same Python module are searched further."""
 
     def contents(value: Any) -> Iterable[Any]:
         if isinstance(value, weakref.ref):
@@ -189,8 +192,8 @@ def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
 
 
 def _surroundings(function: FunctionType) -> list[Any]:
-    """Returns the closure variables and global variables that a function uses, and the default values of its
-    arguments."""
+    """Returns the objects that a function can reach besides its arguments: the values of the closure variables and
+    global variables that it uses, and the default values of its arguments."""
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     try:
         found = inspect.getclosurevars(function)

@@ -48,8 +48,8 @@ def split(values: Tensor) -> Tensor:
 
 @lru_cache
 def _of_parts(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns the shift and the bit mask for each part of an integer. They are created when a module is packed, before
-    anything is traced."""
+    """Returns the shift and the bit mask for each of the three parts into which a long integer is split, both ``[3,
+    1]``. They are cached: made when a module is packed, before anything is traced."""
     low = (1 << _BITS) - 1
     shifts = torch.tensor([[2 * _BITS], [_BITS], [0]], device=device)
     return shifts, torch.tensor([[-1], [low], [low]], device=device)

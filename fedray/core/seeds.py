@@ -100,7 +100,8 @@ def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
 
 
 def _cuda_devices() -> range:
-    """Returns the numbers of the GPUs whose generators are in use. There are none before CUDA is first used."""
+    """Returns the numbers of the GPUs whose random generators are in use: all of them, or none before this process
+    first uses CUDA."""
     import torch
 
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]

@@ -214,8 +214,9 @@ class Task:
         return total if count is None else total / count.clamp(min=1)
 
     def _totals(self, found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the sums of ``found [b, ...]`` over each sample's tokens that count, and the numbers of these tokens,
-        both ``[b]``. If all entries count, it returns each sample's mean, and None."""
+        """Returns a numerator and a denominator for each sample, both ``[b]``: the sum of ``found [b, ...]`` over the
+        sample's tokens that count, and the number of these tokens. If all entries count, the numerator is the sample's
+        mean, and the denominator is None."""
         if found.dim() == 1:
             return found, None
         if self.ignored is None or found.shape != targets.shape:

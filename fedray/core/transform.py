@@ -153,8 +153,9 @@ class SeededTransform:
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """Yields ``thing``, the callables in its attributes, and the callables in lists there, such as the steps of a
-    Compose."""
+    """Yields the functions and objects of which the transform ``thing`` consists: ``thing`` itself, the callables in
+    its attributes, and the callables in lists and dicts there, such as the steps of a Compose. ``depth`` is the number
+    of levels above ``thing``."""
     yield thing
     inside = getattr(thing, "__dict__", None)
     if isinstance(thing, partial):

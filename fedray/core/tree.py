@@ -129,7 +129,8 @@ class LeafSum:
             self._add(start, stop, [rows for rows, _ in parts], torch.cat([weights for _, weights in parts]))
 
     def _add(self, start: int, stop: int, rows: Sequence[Tensor], weights: Tensor) -> None:
-        """Adds the ``rows`` of all leaves of the subtree over the positions start .. stop - 1."""
+        """Adds up the ``rows`` of the positions ``start`` to stop - 1, each times its weight, and adds the result to
+        ``tree`` as the value of the node over these positions."""
         shape, flat = rows[0].shape[1:], [part.reshape(len(part), -1) for part in rows]
         cached = CACHED if weights.device.type == "cpu" else CACHED_ON_GPU
         (level, index), width, piece = subtree(start, stop - start), shape.numel(), cached // (stop - start) or 1
@@ -149,8 +150,9 @@ class LeafSum:
         self.tree.add((level, index) if is_new else (level + 1, index >> 1), value)
 
     def _count(self, first: Tensor | None, place: slice, total: Tensor) -> None:
-        """Writes the counts into ``total``, the piece ``place`` of a sum: those of ``first``, the row at position 0, or
-        zeros if the piece does not include that row."""
+        """Writes the counts of a row into ``total``, the piece ``place`` (a slice) of a sum. The counts are those of
+        ``first``, the row at position 0 of the cohort, or zeros if ``first`` is None because the sum does not include
+        that row."""
         for each in self.counts:
             begin, end = max(each.start, place.start), min(each.stop, place.stop)
             if begin < end:

@@ -62,7 +62,8 @@ class UploadStep:
     part of an update that was not sent. Algorithms with several phases can't use such steps."""
 
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:
-        """Returns the rows that are sent.
+        """Returns the rows that are sent in place of ``rows``. fedray calls it with the uploads of C clients, before
+        they are weighted and summed.
 
         Args:
             rows: float32 ``[C, parameters]``, a row for each client: an uploaded vector, or the update y_i - x of an

@@ -22,12 +22,10 @@ round."""
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one named tensor in the row of a :class:`Model`: ``size`` numbers from ``start`` on. Places of
-    buffers are counted within their :class:`Block`.
-
-    ``order`` lists the tensor's dimensions from the outermost in memory to the innermost. It keeps a module's memory
-    format, such as channels last, which decides what kernels are run.
-    """
+    """The place of one named tensor in the row of a :class:`Model`: ``size`` numbers from ``start`` on. For buffers,
+    ``start`` is counted within their :class:`Block`. ``order`` lists the tensor's dimensions from the outermost in
+    memory to the innermost. It keeps a module's memory format, such as channels last, which decides what kernels are
+    run."""
 
     name: str
     shape: torch.Size
@@ -380,7 +378,8 @@ def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
 
 
 def _blocks(buffers: Mapping[str, Tensor], units: Collection[str]) -> tuple[list[Block], int]:
-    """Returns the blocks of ``buffers``, float32 first, and how many numbers of a row they take."""
+    """Returns the blocks of ``buffers`` (by name), grouped by type, float32 first; and how many numbers of a row they
+    take."""
     by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {torch.float32: []}
     for name, tensor in buffers.items():
         by_dtype.setdefault(tensor.dtype, []).append((name, tensor))

@@ -102,7 +102,8 @@ class DirectLinear(TorchFunctionMode):
 
 
 class _Linear(Function):
-    """A linear layer whose backward pass gives the gradient of its weights to a :class:`DirectLinear`."""
+    """The autograd function of a linear layer whose backward pass lets a :class:`DirectLinear` write the gradient of
+    the weights."""
 
     @staticmethod
     def forward(

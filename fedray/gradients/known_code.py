@@ -81,7 +81,8 @@ def _hooks(layer: nn.Module) -> list[Any]:
 
 
 def _adds_code(kind: type) -> bool:
-    """Returns whether a user-defined class has more methods or properties than ``__init__``, such as a ``forward``."""
+    """Returns whether ``kind``, a class of layers, is user-defined and has methods or properties besides ``__init__``,
+    such as a ``forward``, which may keep state."""
     members = (value for name, value in vars(kind).items() if name != "__init__")
     return not _is_of_known(kind) and any(callable(value) or hasattr(value, "__get__") for value in members)
 

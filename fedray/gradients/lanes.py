@@ -71,7 +71,8 @@ class Lanes:
     def _side_by_side(
         self, function: Function, rows: Sequence[Sequence[Tensor]], lanes: Sequence[torch.cuda.Stream]
     ) -> list[tuple[Tensor, ...]]:
-        """Computes ``function`` of each row in a lane, and returns the rows of each output."""
+        """Computes ``function`` for each row of inputs, each in one of the ``lanes`` (streams of the GPU). Returns a
+        list with an entry for each output of ``function``: the results of all rows."""
         found = []
         for lane in lanes:
             lane.wait_stream(self._main)
@@ -153,8 +154,9 @@ class SideBySide(Recorded):
         return self._graphs[key](rows)
 
     def _is_right(self, key: Any, inputs: Sequence[Any], launched: Sequence[Tensor]) -> bool:
-        """Returns whether ``launched`` is what the function returns. If the function returns something else each time,
-        because a GPU has no deterministic kernel, nothing can be compared, and the answer is True."""
+        """Returns whether ``launched``, the results of a CUDA graph for one client, are what the function returns for
+        the same ``inputs``. If the function returns something else each time, because a GPU has no deterministic
+        kernel, nothing can be compared, and the answer is True."""
         expected = self.function(*inputs)
         if same(expected, launched):
             return True
@@ -175,7 +177,8 @@ def _copy(held: Sequence[Sequence[Tensor]], rows: Sequence[Sequence[Tensor]]) ->
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` without the repetitions of an ``expand``."""
+    """Returns ``tensor`` without the repetitions that ``expand`` has added, as a view, so that each number is copied
+    only once."""
     if 0 not in tensor.stride():
         return tensor
     sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]

@@ -69,7 +69,8 @@ class LoopNetwork(Network):
         return Gradient(values, losses, followed_of(sums))
 
     def _inputs(self, at: Model, batch: Batch, rows: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Returns the inputs of :meth:`pure_gradient` for the clients in some ``rows``."""
+        """Returns the inputs of :meth:`pure_gradient` for the clients in ``rows``, the numbers of some rows of the
+        stack: a list with a tuple for each of these clients."""
         if batch.counts is not None:
             return [self.inputs_of(at, batch, row) for row in rows]
         # selecting them row by row would take as long as the launch of all their gradients
@@ -87,8 +88,9 @@ class LoopNetwork(Network):
         rng: Draws,
         scale: LossScale | None,
     ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns for the client in ``row``, with the algorithm's loss if there is
-        one. The buffers of ``at`` are updated in place, and returned as the new buffers."""
+        """Computes the gradient of one client, the one in ``row``, through the module itself, with the algorithm's loss
+        if there is one. Returns the gradient ``[width]``, the task loss, the buffers, and the sums of the followed
+        metric, if any. The buffers of ``at`` are updated in place."""
         value = self._empty_gradient()
         self.training_mode(x, len(y))
         self.load(at, owned=True)
@@ -144,8 +146,8 @@ class LoopNetwork(Network):
         return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def _joined(self, held: dict[str, Tensor], names: Iterable[str], buffers: Tensor) -> Tensor:
-        """Returns the buffers ``names`` among ``held``, the tensors of a module after its forward pass, as a row like
-        ``buffers``."""
+        """Returns the buffers ``names`` among ``held``, the tensors of a module by name after its forward pass, as a
+        vector ``[buffer_width]`` with the padding of ``buffers``."""
         return self.layout.join_buffers({name: held[name].detach() for name in names}, buffers)
 
     def _empty_gradient(self) -> Tensor:

@@ -130,7 +130,8 @@ class Network:
         return found
 
     def _bind(self, parameters: Tensor) -> None:
-        """Makes the module's parameters views into ``parameters [width]``."""
+        """Makes the module's trainable parameters views into the vector ``parameters [width]``, so that they have its
+        values."""
         self._bound = parameters
         for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
             tensor.data = slot.view(parameters)
@@ -159,7 +160,8 @@ class Network:
         return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
 
     def _watch(self) -> None:
-        """Makes the linear layers record their inputs from now on. This costs a few percent of a small model's step."""
+        """Makes the linear layers note their inputs in every forward pass from now on, because the features of a model
+        are the inputs of the last one. This costs a few percent of a small model's step."""
         self._watched = True
         predictor = set(self._head.predictor.modules()) if self._head else set()
         for layer in self.module.modules():
@@ -255,11 +257,13 @@ class Network:
             model.parameters.copy_(self._bound)
 
     def _are_elsewhere(self) -> bool:
-        """Returns whether ``parameter.data = ...`` has taken parameters out of the row."""
+        """Returns whether user-defined code has taken parameters out of the row of the loaded model, by
+        ``parameter.data = ...``."""
         return [parameter.data_ptr() for parameter in self._trainable] != self._addresses
 
     def _present_buffers(self) -> dict[str, Tensor]:
-        """Returns the changing buffers as they currently are in the module."""
+        """Returns the buffers that forward passes change, as they currently are in the module, as a dict by name.
+        Raises :class:`UserError` if a forward pass has changed the shape of one."""
         found = {name: self.places.now(name) for name in self._buffers}
         for name, tensor in found.items():
             if not isinstance(tensor, Tensor) or tensor.shape != self._buffers[name].shape:
@@ -287,14 +291,16 @@ class Network:
         return Outputs(logits, torch.stack([result.features for result in results]))
 
     def _copies(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns copies of ``buffers [buffer_width]`` by name, which a forward pass may update."""
+        """Returns copies of the buffers in ``buffers [buffer_width]`` as a dict of tensors by name, which a forward
+        pass may update."""
         return {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
 
     def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
         return rng(row) if self.draws else contextlib.nullcontext()
 
     def _begin(self, batch: Batch, row: int) -> tuple[Any, Tensor]:
-        """Returns the real samples of one client's batch, with the module in training mode."""
+        """Returns the inputs and targets of the client in ``row``, without padding, and puts the module into training
+        mode for them."""
         x, y = batch.client_samples(row)
         self.training_mode(x, len(y))
         return x, y
@@ -338,7 +344,8 @@ class Network:
         return found
 
     def _write_parameters(self, row: Tensor, trained: dict[str, Tensor]) -> None:
-        """Copies the parameters that a forward pass may have changed into a client's ``row``."""
+        """Copies the parameters ``trained`` (by name) into a client's ``row`` of parameters and buffers, if a forward
+        pass may have changed them."""
         for slot in self.layout.slots if self.writes else ():
             place = slot.view(row)
             if trained[slot.name].data_ptr() != place.data_ptr():
@@ -366,8 +373,8 @@ class Network:
     def _task_gradient(
         self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``: compiled, replayed or as ``eager()``
-        computes it."""
+        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``, in the fastest way that is turned on:
+        compiled, replayed, or in the ordinary way, which is ``eager()``."""
         if self.compiled is not None and shape in self.compiled:
             return self.compiled(shape, *inputs)
         return eager() if self.recorded is None else self.recorded(inputs, eager)

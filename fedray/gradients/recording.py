@@ -192,7 +192,8 @@ def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor]
 
 
 def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether an operation draws random numbers. Attention with a dropout of 0 does not."""
+    """Returns whether the torch operation ``func(*args, **kwargs)`` draws random numbers. Attention with a dropout of 0
+    does not."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -250,7 +251,8 @@ class _Recorder(Mode):
         return tensor.numel() > 0 and address_of(tensor) in self._foreign
 
     def _node(self, value: Any) -> Any:
-        """Returns the node of a tensor, and any other value unchanged."""
+        """Returns the node of the graph that stands for a tensor, and any other value unchanged. A tensor that no
+        recorded operation has made becomes a constant of the graph."""
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._nodes:
@@ -266,7 +268,8 @@ class _Recorder(Mode):
         return self._nodes[id(value)]
 
     def replay(self, outputs: Sequence[Tensor]) -> Function:
-        """Returns a function that runs the recorded operations and returns ``outputs``."""
+        """Ends the recording: returns a function that runs the recorded operations for other inputs, and returns what
+        corresponds to ``outputs``."""
         self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
         self._alive.clear()
         for node in list(self._graph.nodes):
@@ -276,7 +279,8 @@ class _Recorder(Mode):
 
 
 def _shorten(node: Node) -> None:
-    """Removes an operation from its graph if it only passes on the result of an earlier one."""
+    """Removes the operation ``node`` from its graph if its result is that of an earlier operation, as for ``detach`` or
+    a double transposition."""
     same = node.args[0] if node.target in _SAME else None
     if node.target is _aten.t.default and isinstance(node.args[0], Node) and node.args[0].target is _aten.t.default:
         same = node.args[0].args[0]

@@ -50,7 +50,7 @@ class RowByRow(Mode):
 
 
 class _Aside(Clock):
-    """A clock that switches the mode off within its contexts."""
+    """A clock within whose contexts operations are not watched. It passes the time on to ``clock``."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

@@ -82,8 +82,10 @@ class StackNetwork(Network):
     def _together(
         self, traced: bool, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any
     ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns, for the algorithm's loss if there is one. ``traced`` says that a
-        compiler traces the operations."""
+        """Computes the gradients of all clients at once, with the algorithm's loss if there is one. Returns the
+        gradients ``[C, width]``, the task losses ``[C]``, and the sums ``[C]`` of the followed metric, if any.
+        ``traced`` says that a compiler traces the operations. The ``inputs`` are those of :meth:`pure_gradient`, and
+        then the algorithm's extra tensors."""
         has_rule = rule_loss is not None
 
         def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
@@ -117,8 +119,8 @@ class StackNetwork(Network):
         return value.detach(), losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. A denominator of None is
-        left out, because vmap can return only tensors."""
+        """Returns the numerator and denominator of the metric that the task follows, summed over the ``real`` samples
+        of one client's mini-batch. A denominator of None is left out, because vmap can return only tensors."""
         if self.task.followed is None:
             return ()
         sums = self.task.sums(self.task.followed, logits, y)
@@ -126,7 +128,8 @@ class StackNetwork(Network):
 
 
 def _weights(batch: Batch, dtype: torch.dtype) -> Tensor:
-    """Returns the weight of each sample in the mean loss of its client's mini-batch, ``[C, b]``."""
+    """Returns the weight of each sample in the mean loss of its client's mini-batch, ``[C, b]``: 1 / (number of real
+    samples), and 0 for padding."""
     (clients, size), device = batch.y.shape[:2], batch.y.device
     if batch.counts is None:
         return torch.full((1, 1), 1 / size, device=device, dtype=dtype).expand(clients, size)

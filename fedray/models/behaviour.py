@@ -99,7 +99,8 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
 
 def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], name: str) -> None:
     """Puts ``module`` into training or evaluation mode. Raises :class:`UserError` if that writes into one of its
-    ``tensors``, because fedray loads other models between two such switches."""
+    ``tensors`` (by name), because fedray loads the models of other clients between two such switches. ``name`` is the
+    module's name in messages."""
     watch = Watching(written)
     with watch:
         module.train(training)
@@ -111,9 +112,9 @@ def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], na
 
 
 def _with_similar(module: nn.Module, changing: set[str]) -> set[str]:
-    """Returns the ``changing`` buffers, and others that may have stayed the same in the trial only by chance: running
-    statistics (a head's predictor is not always run), and buffers with the shape and type of a changed buffer of the
-    same layer."""
+    """Returns the names ``changing`` of buffers that trial passes have changed, and those of buffers that may have
+    stayed the same only by chance: running statistics (a head's predictor is not always run), and buffers with the
+    shape and type of a changed buffer of the same layer."""
     found = set(changing)
     for prefix, layer in module.named_modules():
         buffers = {f"{prefix}.{key}".lstrip("."): b for key, b in layer.named_buffers(recurse=False)}
@@ -156,8 +157,8 @@ def require_no_hidden_state(
 
 
 def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
-    """Returns the results for ``model`` as one vector: the gradient, the loss, the new buffers, and the outputs of an
-    evaluation after that."""
+    """Returns everything that ``network`` computes for ``model`` and ``batch``, as one vector for comparisons: the
+    gradient, the loss, the new buffers, and the outputs of an evaluation after that."""
     at = model.clone()
     stack = Model(at.row[None], at.width)
     with every_rng(0, Purpose.DROPOUT):

@@ -94,7 +94,8 @@ def convert(module: nn.Module, channels_last: bool = True) -> None:
 
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yields the weights of 2-d convolutions, or the parameters from which the weights are computed."""
+    """Yields the weights of the 2-d convolutions in ``module``, or the parameters from which the weights are computed
+    (parametrizations)."""
     for layer in module.modules():
         if isinstance(layer, CONVOLUTIONS):
             yield from (each for each in layer.parameters() if each.dim() == 4)
@@ -106,7 +107,8 @@ raised."""
 
 
 def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
-    """Returns the outcomes of passes with loss, gradient and metrics. ``module`` is left as it was."""
+    """Returns the outcomes of trial passes of ``module`` with loss, gradient and metrics, one for each entry of
+    :data:`TRIED`, so that they can be compared with those in another layout. ``module`` is left as it was."""
     with without_traces(module):
         _move(module)
         return [
@@ -116,7 +118,8 @@ def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
 
 
 def _move(module: nn.Module) -> None:
-    """Changes all weights a little, because a layer of zeros would hide what happens in the layers before it."""
+    """Changes all parameters of ``module`` a little at random, because a layer of zeros would hide what happens in the
+    layers before it. The changes are the same in each call."""
     draws = stream(0, Purpose.INIT)
     for parameter in module.parameters():
         if parameter.is_floating_point():
@@ -125,9 +128,9 @@ def _move(module: nn.Module) -> None:
 
 
 def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -> Outcome:
-    """Returns the outputs ``[b, ...]`` and the gradient of one mini-batch. They are left out if layouts can't be
-    compared: random numbers are drawn in the order of memory, and if BatchNorm normalises by very few numbers, rounding
-    changes all its outputs."""
+    """Returns the outputs ``[b, ...]`` and the gradient of a mini-batch as a list of tensors, or the exception that the
+    pass raised. The list is empty if layouts can't be compared: random numbers are drawn in the order of memory, and if
+    BatchNorm normalises by very few numbers, rounding changes all its outputs."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():

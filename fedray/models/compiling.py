@@ -68,7 +68,8 @@ def traced_gradient(
 
 
 def _compared(network: Network, x: Any, y: Tensor) -> tuple[GraphModule, float]:
-    """Returns the operations of a gradient of ``network``, and the relative error of their result."""
+    """Traces a gradient of ``network``. Returns its operations as a graph, and by how much the graph's result differs
+    from the gradient that is not traced, relative to its length."""
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
     graph = trace(network.pure_gradient, inputs)

@@ -63,8 +63,8 @@ def forward_flops(module: nn.Module, example: Any) -> float:
 
 
 def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
-    """Runs a forward pass without gradients; returns its output, its FLOPs, and the layers that could not be
-    counted."""
+    """Runs a forward pass of ``module`` without gradients, and returns three things: its output, the FLOPs of the whole
+    ``batch``, and the names of the layers that could not be counted."""
     counter = _Counter()
     layers = {f"{name or 'own parameters'} ({type(m).__name__})": m for name, m in module.named_modules()}
     matrices = {label: found for label, layer in layers.items() if (found := _matrices(layer))}
@@ -110,8 +110,8 @@ class _Counter(Mode):
         self._formulas = {**flop_registry, **{kernel: of_shapes(formula) for kernel, formula in _formulas().items()}}
 
     def hooks(self, label: str, layer: nn.Module) -> list[RemovableHandle]:
-        """Puts hooks on ``layer`` that add its FLOPs to ``by_layer[label]``, without those of layers inside it that
-        have such hooks too. Returns the hooks' handles."""
+        """Puts hooks on ``layer``, so that FLOPs within it are added to ``by_layer[label]``, except for those of inner
+        layers that have such hooks too. Returns the hooks' handles, by which they can be removed."""
 
         def begin(*_: Any) -> None:
             self._running.append(label)
@@ -153,8 +153,8 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Returns functions that compute the FLOPs of kernels that torch's registry lacks, from the shapes of the
-    arguments."""
+    """Returns functions that compute the FLOPs of kernels, from the shapes of their arguments, as a dict by kernel: for
+    those kernels that torch's own registry of such functions lacks."""
     aten = torch.ops.aten
     return {
         aten.mkldnn_rnn_layer: _lstm_flops,

@@ -126,7 +126,8 @@ def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: s
 
 
 def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | None, torch.Size]:
-    """Returns the Linear layer that is called last in a forward pass, and the shape of its input."""
+    """Returns the Linear layer that ``module`` calls last in a forward pass of ``example``, and the shape of its input;
+    None and an empty shape if it calls none."""
     calls: list[tuple[nn.Linear, torch.Size]] = []
 
     def remember(layer: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:

@@ -132,7 +132,8 @@ def prepare(module: nn.Module, name: str) -> list[str]:
 
 
 def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:
-    """Yields warnings for the user about hooks, and about buffers whose means may be meaningless."""
+    """Yields warnings for the user about hooks that other processes do not have, and about buffers whose means over
+    clients may be meaningless."""
     if global_hooks():
         yield (
             "warning: this process has hooks that torch calls for every module; other processes, such as Ray's client "

@@ -61,7 +61,8 @@ class OfModel:
 
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors in the attributes of a module's layers that are neither parameters nor buffers."""
+    """Yields the names and tensors of those attributes of a module's layers that are neither parameters nor buffers:
+    tensors that a forward pass may have left there."""
     for prefix, layer in module.named_modules():
         for key, value in vars(layer).items():
             if key not in ("_parameters", "_buffers", "_modules"):

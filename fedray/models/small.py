@@ -139,7 +139,7 @@ class FedTripCNN(nn.Module):
 
 
 def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """Returns ``conv(x)``, computed as a linear layer if the images are as large as the kernels.
+    """Returns ``conv(x)``. If the images are as large as the kernels, it is computed as a linear layer.
 
     In training the linear layer takes 0.4 of the time. Without gradients, ``conv`` itself is called.
     """

@@ -92,8 +92,8 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: 
 
 
 class _Trial(NamedTuple):
-    """The gradients ``[C, width]`` of some clients: in a stack, in a stack that is padded with other samples, and one
-    by one."""
+    """The gradients ``[C, width]`` of C clients, computed in three ways: ``together`` in a stack, ``otherwise`` in a
+    stack that is padded with other samples, and ``alone`` one by one."""
 
     together: Tensor
     otherwise: Tensor
@@ -101,19 +101,22 @@ class _Trial(NamedTuple):
 
     @property
     def off(self) -> float:
-        """The largest difference between a client's gradients in a stack and alone, relative to their length."""
+        """The largest difference between a client's gradient in a stack and its gradient alone, relative to the length
+        of the latter."""
         differences = [(each - self.alone).norm(dim=1) for each in (self.together, self.otherwise)]
         return float((torch.maximum(*differences) / self.alone.norm(dim=1).clamp(min=1e-12)).max())
 
     @property
     def mixes(self) -> bool:
-        """Whether samples depend on others. If they do not, padding with other samples changes no bit, however
-        gradients are rounded: the operations are the same, and all that they add for the padding is 0."""
+        """Whether gradients depend on the samples that serve as padding, because samples of a batch influence each
+        other. If they do not, padding with other samples changes no bit of the gradients, however these are rounded:
+        the operations are the same, and all that they add for the padding is 0."""
         return not torch.equal(self.together, self.otherwise)
 
 
 def _trial(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype, device: str) -> _Trial:
-    """Computes the gradients of the clients of ``batch`` in ``dtype``."""
+    """Returns the gradients of the clients of ``batch`` in a stack, in a stack with other padding, and one by one,
+    computed in ``dtype``. Convolutions are computed as stacks compute them on ``device``."""
 
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -131,7 +134,7 @@ def _trial(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype, devi
 
 
 def _padded_otherwise(batch: Batch) -> Batch:
-    """Returns ``batch`` with other samples of the trial as padding."""
+    """Returns ``batch`` with the same real samples, but other samples of ``batch`` as padding."""
     assert batch.counts is not None
     real = torch.arange(batch.y.shape[1]) < torch.tensor(batch.counts)[:, None]
 

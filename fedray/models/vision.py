@@ -169,7 +169,8 @@ def _made(name: str, input_shape: tuple[int, ...], classes: int, least: int = 1,
 
 
 def _take_channels(module: nn.Module, channels: int) -> None:
-    """Gives the first convolution, which is for colour images, ``channels`` input channels and new weights."""
+    """Replaces the weights of the first convolution of ``module``, which is made for colour images, so that it takes
+    ``channels`` input channels. The new weights are random."""
     first = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     first.in_channels = channels
     first.weight = nn.Parameter(first.weight.new_empty(first.out_channels, channels, *first.kernel_size))
