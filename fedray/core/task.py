@@ -153,7 +153,8 @@ class Task:
 
     @property
     def functions(self) -> list[Loss]:
-        """The task's loss and the functions of its metrics, any of which may be user-defined."""
+        """The task's loss and the functions of its metrics, as a list. Any of them may be user-defined, so their code
+        has to reach other processes."""
         return [self.loss, *(metric.values for metric in self.metrics.values())]
 
     def on(self, device: torch.device) -> Task:

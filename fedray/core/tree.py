@@ -46,8 +46,8 @@ class TreeSum:
         self._read_only: set[Node] = set()
 
     def add(self, node: Node, value: Tensor, read_only: bool = False) -> None:
-        """Adds the float64 ``value`` of a node of the tree: a leaf ``(0, position)`` for a single client, or ``(level,
-        index)`` for a sum that was already taken over 2**level positions.
+        """Adds the float64 ``value`` of a node of the tree of additions. A leaf ``(0, position)`` is the vector of one
+        client; ``(level, index)`` is a sum that was already taken over 2**level positions, from index * 2**level on.
 
         The sum of two values is written into the memory of one of them, unless both are ``read_only``. It is on the
         device of the value that was added first.
@@ -73,9 +73,9 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def take(self, node: Node) -> Tensor | None:
-        """Removes the node ``(level, index)`` from the sum and returns its value, which the caller may overwrite.
-        Returns None, and removes nothing, if no value of this node is waiting for its sibling, or if the value is
-        read-only."""
+        """Removes the node ``(level, index)``, a sum over 2**level positions of the cohort, and returns its value,
+        which the caller may overwrite. Returns None, and removes nothing, if no value of this node has been added, if
+        the value was already added to its sibling's, or if it is read-only."""
         return None if node in self._read_only else self.nodes.pop(node, None)
 
     def total(self) -> Tensor:
@@ -117,8 +117,7 @@ class LeafSum:
             self.finish()
 
     def finish(self) -> None:
-        """Adds the rows to the sum that :meth:`add` has collected but not added yet. It is called after the last
-        :meth:`add`."""
+        """Adds up the rows that :meth:`add` has collected so far. It is called after the last :meth:`add`."""
         held, self._held = self._held, []
         for start, stop in subtrees(held[0][0], self._stop, self.tree.members) if held else ():
             parts = [
@@ -185,7 +184,8 @@ def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
 
 def subtree(start: int, size: int) -> Node:
     """Returns the node ``(level, index)`` of the tree of additions that is the sum of the positions ``start`` to start
-    + size - 1, and of no others that are in the cohort.
+    + size - 1. The node covers the positions from index * 2**level to (index + 1) * 2**level - 1, of which the last may
+    lie beyond the cohort.
 
     Let P be the smallest power of two that is at least ``size``. ``start`` must be a multiple of P, and ``size`` may be
     less than P only if the cohort ends with these positions.

@@ -17,10 +17,10 @@ class UploadRows:
     """What an upload step may know about the rows that it gets: one row for each of C clients. Entry i of each list is
     about row i.
 
-    ``name`` is the upload's name in the algorithm and ``phase`` the phase that uploads it. ``clients`` are the clients'
-    numbers. ``kept`` float32 ``[C, parameters]`` is what the step has stored for these clients at their last
-    participation, and zeros before the first. A step whose ``keeps`` is true assigns to ``kept`` what it stores from
-    now on.
+    ``name`` is the upload's name in the algorithm and ``phase`` the phase that uploads it. ``round`` is the number of
+    the round, and ``clients`` are the clients' numbers. ``kept`` float32 ``[C, parameters]`` is what the step has
+    stored for these clients at their last participation, and zeros before the first. A step whose ``keeps`` is true
+    assigns to ``kept`` what it stores from now on. ``seed`` and ``place`` only serve :meth:`generator`.
     """
 
     name: str

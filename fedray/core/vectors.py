@@ -37,8 +37,8 @@ class Slot:
         return prod(self.shape)
 
     def view(self, vector: Tensor) -> Tensor:
-        """Returns the tensor whose numbers lie at this place of the row ``vector [width]``, in its own shape, as a
-        view."""
+        """Returns the tensor that this slot describes, in its own shape, as a view of ``vector [width]``, a model's
+        row."""
         return self.shaped(vector[self.start : self.start + self.size])
 
     def shaped(self, piece: Tensor) -> Tensor:
@@ -183,18 +183,19 @@ class Block:
 
     @property
     def parts(self) -> int:
-        """How many float32 numbers of the row each entry of a buffer takes."""
+        """How many float32 numbers of a model's row each entry of the block's buffers takes."""
         return numbers.parts_of(self.dtype)
 
     @property
     def place(self) -> slice:
-        """Which numbers belong to the block, as a slice of the part ``[buffer_width]`` of the row that holds
+        """The slice of the block's numbers in a vector ``[buffer_width]``, the part of a model's row that holds
         buffers."""
         return slice(self.start, self.start + self.parts * self.count)
 
     def read(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the block's buffers as a dict of tensors by name, in their own types and shapes, given the part
-        ``buffers [buffer_width]`` of a row. Buffers of float32 are views, unless they are among ``units``."""
+        """Returns the block's buffers as a dict of tensors by name, in their own types and shapes. They are read from
+        ``buffers [buffer_width]``, the end of a model's row. Buffers of float32 are views, unless they are among
+        ``units``."""
         entries = buffers[self.place]
         if self.dtype is not torch.float32:
             entries = numbers.join(entries.view(self.parts, self.count), self.dtype)
@@ -204,13 +205,13 @@ class Block:
 
     def numbers_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Converts the block's buffers, whose values are in ``tensors`` (by name), to the float32 numbers ``[parts *
-        count]`` that stand for them in a row. Other tensors in ``tensors`` are ignored."""
+        count]`` that stand for them in a model's row. Other tensors in ``tensors`` are ignored."""
         entries = torch.cat([slot.flat(tensors[slot.name]) for slot in self.slots])
         return entries if entries.dtype is torch.float32 else numbers.split(entries.to(self.dtype)).view(-1)
 
     def write(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Writes the block's buffers, whose values are in ``tensors`` (by name), into their places in the part
-        ``buffers [buffer_width]`` of a row. Other tensors in ``tensors`` are ignored."""
+        """Writes the block's buffers, whose values are in ``tensors`` (by name), into their places in ``buffers
+        [buffer_width]``, the end of a model's row. Other tensors in ``tensors`` are ignored."""
         if self.dtype is torch.float32:
             entries = buffers[self.place]
             for slot in self.slots:
@@ -220,8 +221,7 @@ class Block:
 
     def rounded(self, total: Tensor) -> Tensor:
         """Converts the block's part of a float64 sum over clients' rows, ``total [parts * count]``, to float32 numbers
-        of a row, ``[parts * count]``. Float64 buffers keep their precision, as their parts are added and split
-        again."""
+        of a row, ``[parts * count]``. Float64 buffers keep their precision: their parts are added and split again."""
         if not self.dtype.is_floating_point or self.parts == 1:
             return total.float()
         # a GPU may add three numbers in another order
@@ -273,14 +273,14 @@ class Layout:
 
     @cached_property
     def whole_numbers(self) -> list[slice]:
-        """The slices of a row that hold buffers of whole numbers, such as ``num_batches_tracked``. They count
+        """The slices of a model's row that hold buffers of whole numbers, such as ``num_batches_tracked``. These count
         something, so they are not averaged over clients."""
         whole = [block.place for block in self.blocks if not (block.dtype.is_floating_point or block.dtype.is_complex)]
         return [slice(self.width + place.start, self.width + place.stop) for place in whole]
 
     def pack(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> Model:
-        """Returns the parameters and changing buffers of ``module`` as a single :class:`Model`. Its row ``[row_width]``
-        is a copy, of type ``dtype`` and on the CPU."""
+        """Returns the parameters of ``module``, and the buffers that may change, as a single :class:`Model`. Its row
+        ``[row_width]`` is a copy, of type ``dtype`` and on the CPU."""
         row, tensors = torch.zeros(self.row_width, dtype=dtype), tensors_of(module)
         for slot in self.slots:
             slot.view(row).copy_(tensors[slot.name].detach())
@@ -294,20 +294,20 @@ class Layout:
         return {slot.name: slot.view(model.row) for slot in self.slots} | {n: buffers[n] for n in self._buffer_names}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the buffers in the part ``buffers [buffer_width]`` of a row as a dict of tensors by name, in their
-        own types and shapes. Buffers that never change are not among them. Buffers of float32 are views."""
+        """Returns the buffers in ``buffers [buffer_width]``, the end of a model's row, as a dict of tensors by name, in
+        their own types and shapes. Buffers that never change are not among them. Buffers of float32 are views."""
         return {name: tensor for block in self.blocks for name, tensor in block.read(buffers).items()}
 
     def write_buffers(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Writes the values of the changing buffers, taken from ``tensors`` (by name), into the part ``buffers
-        [buffer_width]`` of a row, in place. Other tensors in ``tensors`` are ignored."""
+        """Writes the values of the buffers that may change, taken from ``tensors`` (by name), into ``buffers
+        [buffer_width]``, the end of a model's row. Other tensors in ``tensors`` are ignored."""
         for block in self.blocks:
             block.write(buffers, tensors)
 
     def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Returns the values of the changing buffers, taken from ``tensors`` (by name), as a new vector
-        ``[buffer_width]``, the part of a row that holds buffers. Its padding is taken from ``like [buffer_width]``.
-        Unlike :meth:`write_buffers`, it changes nothing in place, so it can be used in functions that are compiled."""
+        """Returns the values of the buffers that may change, taken from ``tensors`` (by name), as a new vector
+        ``[buffer_width]``, the end of a model's row, with the padding of ``like [buffer_width]``. Unlike
+        :meth:`write_buffers`, it changes nothing in place, so it can be used in functions that are compiled."""
         if not self.blocks:
             return like
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])

@@ -56,7 +56,8 @@ class DirectLinear(TorchFunctionMode):
 
     @property
     def has_layers(self) -> bool:
-        """Whether the model has any linear layer that is large enough to be treated by this context."""
+        """Whether the model has any linear layer that is large enough to gain from this context, which costs time
+        otherwise."""
         return bool(self._slots)
 
     @contextlib.contextmanager

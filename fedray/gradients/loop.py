@@ -23,8 +23,9 @@ from fedray.gradients.passes import Gradient, RuleLoss, followed_of, in_rows, lo
 
 
 class LoopNetwork(Network):
-    """The kind of network that computes C clients one after another, each through the user's module itself. It works
-    for all modules. On a GPU, gradients that are replayed are computed for several clients side by side."""
+    """The kind of :class:`Network` that computes the forward passes and gradients of C clients one after another, each
+    through the user's module itself. It works for all modules. On a GPU, gradients that are replayed are computed for
+    several clients side by side."""
 
     @cached_property
     def _direct(self) -> DirectLinear | None:

@@ -104,9 +104,9 @@ class Network:
         self.recorded: Recorded | None = None
 
     def replay(self, lanes: int = 1, say: Callable[[str], None] = lambda line: None) -> None:
-        """Makes gradients of known shapes faster from now on: their operations are recorded and then replayed. On a
-        GPU, the gradients of ``lanes`` clients are computed side by side; ``say`` is called with a line for the user if
-        that is impossible."""
+        """Makes gradients faster from now on: their torch operations are recorded once for each shape of mini-batches,
+        and then replayed. On a GPU, the gradients of ``lanes`` clients are computed side by side; ``say`` is called
+        with a line for the user if that is impossible."""
         changing = [*self._trainable, *self._buffers.values()]
         if self.device.type == "cuda":
             self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes), say)
@@ -380,13 +380,14 @@ class Network:
         return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`gradients` computes with the task loss alone, as a tuple of tensors. It changes nothing,
-        so that it can be compiled. The ``inputs`` are those that :meth:`inputs_of` returns."""
+        """Returns the gradient, the task loss and the sums of the metric that the task follows, for the task loss
+        alone, as a tuple of tensors; each subclass says which. It changes nothing, so that it can be compiled. The
+        ``inputs`` are those that :meth:`inputs_of` returns."""
         raise NotImplementedError
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns for the same ``inputs``, computed by the operations that are to be
-        recorded for replays."""
+        """Returns the tuple that :meth:`pure_gradient` returns for the same ``inputs``, computed by the torch
+        operations that are to be recorded and replayed."""
         return self.pure_gradient(*inputs)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:

@@ -68,15 +68,16 @@ denominator of None stands for the number of samples."""
 
 
 def followed_of(sums: Sequence[Tensor]) -> Followed | None:
-    """Returns the sums of the metric that the task follows as a pair (numerator, denominator). ``sums`` has both or
-    only the numerator; the denominator is then None. Returns None if ``sums`` is empty, because no metric is
-    followed."""
+    """Returns the sums of the metric that the task follows, such as the accuracy, as a pair (numerator, denominator).
+    ``sums`` has both, or only the numerator; the denominator is then None. Returns None if ``sums`` is empty, because
+    no metric is followed."""
     return (sums[0], sums[1] if len(sums) > 1 else None) if sums else None
 
 
 class Gradient(NamedTuple):
-    """The gradients of C clients' mini-batches: ``value [C, width]``, the mean task loss ``task_loss [C]`` of each
-    client's mini-batch, and in ``followed`` the sums of the metric that the task follows, or None."""
+    """The gradients of C clients' mini-batches: ``value [C, width]``, and ``task_loss [C]``, the mean task loss of each
+    mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that the task follows, such as the
+    accuracy, or is None."""
 
     value: Tensor
     task_loss: Tensor
@@ -88,7 +89,8 @@ class TrainingPass:
     Algorithms get it from ``client.objective.training_pass(...)``.
 
     ``features [C, b, d]`` are the inputs of the last Linear layer, without autograd's graph. ``task_loss [C]`` has the
-    mean task loss of each client's mini-batch, and ``followed`` the sums of the metric that the task follows, or None.
+    mean task loss of each client's mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that
+    the task follows, such as the accuracy, or is None.
     """
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
@@ -131,8 +133,9 @@ class TrainingPass:
 
 
 class Losses(NamedTuple):
-    """The losses of one client's mini-batch: the task loss of each sample ``each [b]``, the samples' ``weights [b]`` in
-    the mean (None if all count the same), and in ``followed`` the sums of the metric that the task follows, or None."""
+    """The losses of one client's mini-batch: ``each [b]`` has the task loss of each sample, and ``weights [b]`` by how
+    much each counts in the mean (None if all count the same). ``followed`` has numerator and denominator of the metric
+    that the task follows, such as the accuracy, or is None."""
 
     each: Tensor
     weights: Tensor | None
@@ -140,8 +143,9 @@ class Losses(NamedTuple):
 
     @property
     def sums(self) -> list[Tensor]:
-        """The sums of the metric that the task follows, as a list: numerator and denominator, or only the numerator if
-        the denominator is the number of samples. The list is empty if no metric is followed."""
+        """Numerator and denominator of the metric that the task follows, such as the accuracy, as a list of sums over
+        the mini-batch; only the numerator if the denominator is the number of samples. The list is empty if no metric
+        is followed."""
         return [each for each in self.followed or () if each is not None]
 
     def mean(self, each: Tensor | None = None) -> Tensor:

@@ -74,14 +74,14 @@ class Known:
 
     @property
     def is_new(self) -> bool:
-        """Whether the recording is still on trial: its results are only compared with those of the ordinary way, and
-        not yet used."""
+        """Whether the recording of a gradient is still on trial: its results are only compared with those of the
+        ordinary way, and not yet used."""
         return self.steps - self.new < TRIED
 
     @property
     def is_due(self) -> bool:
-        """Whether the recording has to be compared with the ordinary computation at this step: while the recording is
-        on trial, and whenever the number of steps reaches a power of two."""
+        """Whether the recording of a gradient has to be compared with the ordinary way at this step: while the
+        recording is on trial, and whenever the number of steps reaches a power of two."""
         return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
 
     def give_up(self, why: str) -> None:
@@ -127,8 +127,9 @@ class Recorded:
         return expected
 
     def known(self, key: Any, inputs: Sequence[Any], count: int = 1) -> Known:
-        """Counts ``count`` more mini-batches of the shape ``key``, and returns what is known about mini-batches of this
-        shape. Once enough of them were counted, the function is recorded with ``inputs``."""
+        """Counts ``count`` more mini-batches whose inputs have the shape ``key``, and returns what is known about
+        mini-batches of this shape: whether there is a recording that can be replayed. Once enough of them were counted,
+        the function is recorded with ``inputs``."""
         found = self._shapes.get(key)
         if found is None:
             found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST, said=self.gave_up)
@@ -149,8 +150,8 @@ class Recorded:
 
 
 def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
-    """Runs a recorded function: returns ``run(*inputs)``, without autograd. If it fails, the recording ``found`` is
-    given up, and the result is None, which means that the caller must compute the result in the ordinary way."""
+    """Runs a recorded function: returns ``run(*inputs)``, without autograd. If it fails, the recording, which ``found``
+    describes, is given up and the result is None; the caller must then compute the result in the ordinary way."""
     try:
         # autograd has nothing to do here, and its part of each operation takes time
         with torch._C._AutoDispatchBelowAutograd():
@@ -164,8 +165,8 @@ def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
 
 
 def refuse(found: Known) -> None:
-    """Gives up the recording ``found``, because its result differed from that of the ordinary way. Raises
-    :class:`UserError` if the recording is no longer on trial, because earlier results of it were used."""
+    """Gives up the recording that ``found`` describes, because its result differed from that of the ordinary way.
+    Raises :class:`UserError` if the recording is no longer on trial, because earlier results of it were used."""
     if not found.is_new:
         raise UserError(CHANGED)
     found.give_up("its results were others")

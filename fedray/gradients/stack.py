@@ -20,8 +20,9 @@ from fedray.gradients.stacked_layers import StackedLayers
 
 
 class StackNetwork(Network):
-    """The kind of network that computes all clients of a stack at once (``torch.func.vmap``). It can't be used for
-    modules that draw random numbers, or whose forward passes change buffers.
+    """The kind of :class:`Network` that computes the forward passes and gradients of C clients at once
+    (``torch.func.vmap``). It can't be used for modules that draw random numbers, or whose forward passes change
+    buffers.
 
     With ``windows``, convolutions are computed as batched products of image windows
     (:mod:`fedray.gradients.stacked_layers`), which is the default on GPUs. On other devices it serves to try what a GPU
