@@ -128,8 +128,8 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 class LocalOptimizer:
     """The optimizer of C clients that are trained together: SGD, Adam or AdamW, with clipping and weight decay.
-    Algorithms reach it as ``client.optimizer``. Its momentum and the like are in the carry, and start from zero in each
-    round.
+    Algorithms reach it as ``client.optimizer``. What it stores from step to step, such as momentum, is in the carry,
+    which is new in each round.
 
     With ``in_place``, a step overwrites the models that the step before it made, which is faster than making new ones.
 
@@ -150,8 +150,8 @@ class LocalOptimizer:
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
         """Computes a step of the models ``carry[name]`` without making it: returns the direction ``[C, width]`` of the
-        step, and a carry in which the optimizer has stored its new momentum and the like. The models in the carry are
-        not changed.
+        step, and a carry with the optimizer's new momentum (or Adam's averages). The models in the carry are not
+        changed.
 
         The gradient is clipped, weight decay is added to it, and the sum goes to SGD or Adam. AdamW adds weight decay
         to the direction instead.

@@ -22,8 +22,8 @@ Place = tuple[dict[str, Any], str]
 
 
 class Places:
-    """The parameters and buffers of ``module`` by name, which can be read and replaced, also if several layers share a
-    tensor.
+    """The parameters and buffers of ``module`` by name, which can be read and replaced, also if several layers share
+    one.
 
     A tensor that several layers share has several names. The first of them, which is the one in ``named_parameters()``,
     stands for the tensor: ``parameters`` and ``buffers`` are dicts of tensors by their first names, and ``aliases``
@@ -100,14 +100,14 @@ class Places:
                 held[key] = tensor
 
     def are_held(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Returns whether the module still uses ``tensors`` (by name), and no forward pass has put other tensors in
+        """Returns whether the module still uses ``tensors`` (by name), so that no forward pass has put other tensors in
         their places."""
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checks after a forward pass that the module still uses those of ``tensors`` (by name) that are parameters.
-        Raises :class:`UserError` if the pass has put another tensor in the place of a parameter, because the parameter
-        would then not be trained."""
+        """Raises :class:`UserError` if a forward pass has put another tensor in the place of a parameter, because the
+        parameter would then not be trained. ``tensors`` are the module's tensors by name, as they were before the
+        pass."""
         for name in self.parameters:
             if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(

@@ -103,7 +103,8 @@ class Model:
         return Model(torch.cat([parameters, buffers], dim=-1), self.width)
 
     def with_buffers_of(self, other: Model) -> Model:
-        """Returns a model with this model's parameters and the buffers of ``other``."""
+        """Returns a model with this model's parameters and the buffers of ``other``, such as the clients' averaged
+        ones."""
         return other.with_parameters(self.parameters)
 
     def moved(self, direction: Tensor, by: float = 1.0) -> Model:

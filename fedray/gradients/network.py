@@ -212,7 +212,8 @@ class Network:
 
     def load(self, model: Model, owned: bool = False) -> None:
         """Loads the parameters and buffers of a single ``model`` into the module, for the forward passes that follow.
-        Forward passes that write into parameters change those of ``model`` too only if it is ``owned``."""
+        If the model is ``owned``, forward passes that write into parameters may change ``model`` itself; otherwise
+        not."""
         if self._is_copied:
             if self.writes and self._are_elsewhere():
                 self._bind(self._bound)
@@ -229,9 +230,9 @@ class Network:
                 self._buffers[name].copy_(value)
 
     def saved(self, model: Model) -> dict[str, Tensor]:
-        """Returns the tensors of a single ``model`` as a dict by name, in the form in which they are saved in files:
-        everything in the module's ``state_dict()``, and the buffers outside it that forward passes change. A tensor
-        that several layers share is in it under each of its names."""
+        """Returns the tensors of a single ``model`` as a dict by name, as they are saved in files: everything in the
+        module's ``state_dict()``, and the buffers outside it that forward passes change. A tensor that several layers
+        share is in the dict under each of its names."""
         places, layout = self.places, self.layout
         named = {**frozen(self.module), **layout.named(model)}
         named = {name: t for name, t in named.items() if name not in places.not_saved or name not in layout.constants}
@@ -360,8 +361,9 @@ class Network:
         rng: Draws = undrawn,
         scale: LossScale | None = None,
     ) -> Gradient:
-        """Returns a :class:`Gradient`: the gradients ``[C, width]`` of the mean loss over each client's mini-batch at
-        the C models ``at``, in training mode, with the clients' task losses and followed metrics.
+        """Returns the gradients ``[C, width]`` of the mean loss over each client's mini-batch at the C models ``at``,
+        in training mode, together with the clients' task losses and the metric that the task follows
+        (:class:`Gradient`).
 
         The buffers of ``at`` are updated in place, as the module's forward pass updates them. ``rule_loss`` is a loss
         of the algorithm that replaces the task loss; it gets one row of each of ``extras [C, ...]``. ``rng`` fixes the

@@ -145,8 +145,8 @@ class Recorded:
         return found
 
     def gave_up(self, why: str) -> None:
-        """Called with the reason ``why`` when mini-batches of some shape can't be replayed. It does nothing; subclasses
-        may tell the user."""
+        """Called with the reason ``why`` when the gradient for some shape of mini-batches can't be recorded or
+        replayed. It does nothing here; subclasses may tell the user."""
 
 
 def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:

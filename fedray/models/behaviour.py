@@ -132,9 +132,9 @@ def _is_still(now: Any, value: Tensor) -> bool:
 def require_no_hidden_state(
     make: Callable[[], nn.Module], task: Task, x: Any, y: Tensor, found: Behaviour, name: str
 ) -> None:
-    """Checks that a module keeps nothing from one client to the next, except in its parameters and buffers. Raises
-    :class:`UserError` if its results for a model change after another model was run through the module. A process runs
-    the models of many clients through one module.
+    """Checks that a module keeps nothing from one client to the next, except in its parameters and buffers: a process
+    runs the models of many clients through one module. Raises :class:`UserError` if the results for a model change
+    after another model was run through the module.
 
     ``make()`` makes the module, which is called ``name`` in messages. ``x [b, ...]`` and ``y [b, ...]`` are samples of
     the data, and ``found`` is what trial passes have shown about the module.

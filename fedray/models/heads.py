@@ -39,8 +39,9 @@ class Head(nn.Module):
 
 
 class ProjectionHead(Head):
-    """MOON's head: ``hidden`` (d -> d), ReLU, ``projection`` (d -> width), whose output is z, ``classifier`` (width ->
-    classes)."""
+    """MOON's head, which replaces a model's last Linear layer by three: ``hidden`` (d -> d) with ReLU, ``projection``
+    (d -> width), whose output is the representation z, and ``classifier`` (width -> classes). Here d is
+    ``features``."""
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__()
@@ -54,9 +55,10 @@ class ProjectionHead(Head):
 
 
 class SiamHead(ProjectionHead, Predicting):
-    """A projection head with FedSiam-DA's prediction MLP, which does not contribute to the logits.
+    """FedSiam-DA's head: the layers of MOON's head, and a prediction MLP, which does not contribute to the logits.
 
-    ``predictor`` takes z: Linear (width -> width), BatchNorm, ReLU, Linear (width -> width).
+    The MLP, ``predictor``, takes the representation z: Linear (width -> width), BatchNorm, ReLU, Linear (width ->
+    width).
     """
 
     def __init__(self, features: int, width: int, classes: int) -> None:

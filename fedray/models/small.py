@@ -79,7 +79,8 @@ class MLP(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5: two convolutions with 5 x 5 kernels, then linear layers of 120, 84 and as many outputs as classes.
 
-    The convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The first one pads its
+    It maps images ``[b, channels, height, width]`` of at least 12 x 12 pixels to logits ``[b, classes]``. The
+    convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The first one pads its
     input by two pixels on each side. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
     Recognition, 1998, with ReLU and max-pooling in place of its activations and subsampling.
 
@@ -113,8 +114,8 @@ class LeNet5(nn.Module):
 class FedTripCNN(nn.Module):
     """FedTrip's CNN (Plato's lenet5): LeNet-5 with a convolution as its third layer, of 120 channels and 5 x 5 kernels.
 
-    Inputs are images of at least 28 x 28 pixels, outputs are logits ``[b, classes]``. On images of 28 x 28 pixels it
-    has as many parameters as LeNet-5.
+    It maps images of at least 28 x 28 pixels to logits ``[b, classes]``. For 28 x 28 pixels it has as many parameters
+    as LeNet-5.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:

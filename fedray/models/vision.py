@@ -27,9 +27,10 @@ class AlexNet(nn.Module):
     """AlexNet for small images, with one linear layer of 192 in place of two of 4,096: 2,717,578 parameters for
     CIFAR-10.
 
-    A. Krizhevsky, I. Sutskever, G. E. Hinton: ImageNet Classification with Deep Convolutional Neural Networks. NeurIPS
-    2012, with the channels of torchvision's. FedTrip prints 2.72 million parameters and 145.93 million multiply-adds
-    for its AlexNet, and no layers. Of the variants that were tried this one is nearest, with 145.92 million.
+    It maps images of at least 9 x 9 pixels to logits ``[b, classes]``. A. Krizhevsky, I. Sutskever, G. E. Hinton:
+    ImageNet Classification with Deep Convolutional Neural Networks. NeurIPS 2012, with the channels of torchvision's.
+    FedTrip prints 2.72 million parameters and 145.93 million multiply-adds for its AlexNet, and no layers. Of the
+    variants that were tried this one is nearest, with 145.92 million.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -55,9 +56,10 @@ class AlexNet(nn.Module):
 class FireNet(nn.Module):
     """FireNet, three convolutions and three linear layers for photographs of fire, 646,818 parameters for 2 classes.
 
-    A. Jadon, M. Omama, A. Varshney, M. S. Ansari, R. Sharma: FireNet: A Specialized Lightweight Fire & Smoke Detection
-    Model for Real-Time IoT Applications. arXiv 1905.11922, 2019. Each convolution has 3 x 3 kernels, ReLU, 2 x 2
-    average-pooling and dropout; images are 64 x 64 there.
+    It maps images of at least 22 x 22 pixels to logits ``[b, classes]``; in the paper they have 64 x 64 pixels. Each
+    convolution has 3 x 3 kernels, ReLU, 2 x 2 average-pooling and dropout. A. Jadon, M. Omama, A. Varshney, M. S.
+    Ansari, R. Sharma: FireNet: A Specialized Lightweight Fire & Smoke Detection Model for Real-Time IoT Applications.
+    arXiv 1905.11922, 2019.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
