@@ -25,8 +25,9 @@ GATHERED_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 
 
 class LocalData:
-    """The samples of C clients, and their mini-batches in one round. ``n`` and ``J`` are the numbers of samples and of
-    local steps, ``[C, 1]`` float32.
+    """The samples of C clients of a stack (clients that are trained together), and their mini-batches in one round.
+    ``n`` and ``J`` are the clients' numbers of samples and of local steps, each ``[C, 1]`` float32. Algorithms reach it
+    as ``client.data``.
 
     Args:
         samples: The data set that contains the clients' samples.
@@ -66,17 +67,19 @@ class LocalData:
         return column(self.steps, self.samples.device)
 
     def epoch_steps(self) -> Tensor:
-        """Returns the number of steps in a local epoch, ceil(n / B), ``[C, 1]``."""
+        """Returns for each client the number of local steps in one of its epochs, ceil(n / batch_size), as a column
+        ``[C, 1]``. It is 1 if all samples of a client are one mini-batch."""
         size = self.training.batch_size
         return torch.ceil(self.n / size).clamp(min=1) if size else torch.ones_like(self.n)
 
     def epoch(self, j: int) -> Tensor:
-        """Returns the number of the local epoch, from 0, to which step ``j`` belongs, ``[C, 1]``."""
+        """Returns for each client the number of the epoch, from 0, to which the local step ``j`` belongs, as a column
+        ``[C, 1]``. An algorithm can use it to do something at the beginning of each epoch."""
         return torch.floor(j / self.epoch_steps())
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the mini-batches ``[C, b, ...]`` of the local steps j = 0, 1, ... In steps that only some clients
-        make, the other clients have padding."""
+        """Yields the mini-batches ``[C, b, ...]`` of the C clients, for the local steps j = 0, 1, ... in which at least
+        one client takes part. Clients that have already made all their local steps have only padding in them."""
         made = self._batches()
         while True:
             with self.clock.on("data"):
@@ -106,8 +109,8 @@ class LocalData:
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
     def _blocks(self, chosen: Indices) -> Iterator[tuple[int, Any, Tensor]]:
-        """Yields blocks of the samples ``chosen [J, C, b]``, a few steps at a time: the first step, the stored inputs,
-        and the targets ``[steps, C, b, ...]``."""
+        """Reads the samples with the indices ``chosen [J, C, b]``, a few local steps at a time. Yields the first local
+        step of each such block, the inputs in their stored form and the targets, both ``[steps, C, b, ...]``."""
         _, clients, size = chosen.shape
         block = max(1, GATHERED_BYTES[self.samples.device.type] // max(1, self.samples.bytes_each * clients * size))
         for start in range(0, len(chosen), block):
@@ -136,12 +139,15 @@ class LocalData:
         ]
 
     def drawn(self, row: int, step: int) -> Indices:
-        """Returns the indices of the samples in the mini-batch of local step ``step`` of the client in ``row``."""
+        """Returns which samples were drawn for one mini-batch: their indices ``[b]`` in the data set, for the client in
+        ``row`` of the stack and the local step ``step``. It serves to name a sample in an error. If the mini-batch has
+        padding, its entries repeat the client's first sample."""
         indices: Indices = self._padded()[0][step, row]
         return indices
 
     def _padded(self) -> tuple[Indices, list[tuple[int, ...]]]:
-        """Returns sample indices ``[J, C, b]``, and for each step the number of real samples of each client.
+        """Returns which samples are in which mini-batch: their indices ``[J, C, b]``, and for each local step a tuple
+        of the numbers of real samples of the C clients.
 
         J is the number of steps of the client that makes most of them, and b the size of the largest batch. The padding
         repeats a client's first sample, which is a valid input; its weight is zero.
@@ -158,5 +164,6 @@ class LocalData:
 
 
 def _step(block: Any, step: int, width: int) -> Any:
-    """Returns the samples of one step of a block ``[steps, C, b, ...]``: the first ``width`` samples of each client."""
+    """Returns the inputs ``[C, width, ...]`` of local step ``step`` of a block ``[steps, C, b, ...]``: the first
+    ``width`` samples of each client."""
     return map_leaves(lambda x: x[step, :, :width], block)

@@ -31,12 +31,13 @@ PART = 256
 
 
 class Objective:
-    """The losses f_i of the C clients: gradients and forward passes at any models.
+    """The losses f_i of C clients that are trained together: computes their gradients and forward passes at any models.
+    Algorithms reach it as ``client.objective``.
 
     A forward pass in training mode updates the buffers of the models that it uses, in place.
 
     Args:
-        network: Runs the module.
+        network: Runs the user's module.
         data: The clients' samples.
         clock: Measures the time that gradients take.
 
@@ -59,10 +60,11 @@ class Objective:
         return LossScale(clients, self.network.device) if self.network.precision == "fp16" else None
 
     def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Returns the gradient ``[C, width]`` of the mean loss over each client's mini-batch.
+        """Returns the gradient ``[C, width]`` of the mean loss over each client's mini-batch. The buffers of the models
+        ``at`` are updated in place, as a forward pass in training mode updates them.
 
-        It may be called several times for one mini-batch; dropout is the same each time. The loss and the followed
-        metric of a step's first call are logged.
+        It may be called several times for one mini-batch; dropout is the same each time. Of the first call in a local
+        step, the loss and the metric that the task follows are logged (:meth:`logged`).
 
         Args:
             at: The C models ``[C, row_width]`` at which the gradient is computed.
@@ -81,8 +83,9 @@ class Objective:
 
     @contextlib.contextmanager
     def _naming(self, samples: Callable[[int], Indices], first: int = 0) -> Iterator[None]:
-        """A context in which an error about a target that the loss can't take is reported with the target's client and
-        item. ``samples(row)`` are the indices of the samples in the batch of the client in row ``first + row``."""
+        """A context in which the error about a target that the loss can't take becomes a :class:`UserError` that names
+        the client and the item. ``samples(row)`` are the indices of the samples in the mini-batch of the client in row
+        ``first + row`` of the stack."""
         try:
             yield
         except UnfitTarget as error:
@@ -90,10 +93,12 @@ class Objective:
             raise UserError(f"item {item} of the training data, which client {client} holds: {error}") from None
 
     def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
-        """Runs the forward pass of ``batch`` at the C models ``at``, for a loss that depends on the outputs of other
-        models, which are computed before the gradient.
+        """Runs the forward passes of the mini-batches ``batch`` at the C models ``at`` now, and returns an object that
+        computes their gradient later. It is for losses that also need outputs of other models, which are computed in
+        between.
 
-        ``training_pass(at, batch).gradient(loss, extras)`` returns the same as ``gradient(at, batch, loss, extras)``.
+        ``training_pass(at, batch).gradient(loss, extras)`` returns the gradient ``[C, width]``, which equals
+        ``gradient(at, batch, loss, extras)``.
         """
         with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             forward = self.network.training_pass(at, batch, self._draws(batch.step), self._scale)
@@ -102,8 +107,8 @@ class Objective:
         return forward
 
     def full_gradient(self, at: Model) -> Tensor:
-        """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, without augmentation, at
-        the C models ``at``. The models are not changed."""
+        """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, at the C models ``at``.
+        Samples are not augmented, and the models, including their buffers, are not changed."""
         rows = []
         for row, indices in enumerate(self.data.indices):
             total = torch.zeros(at.width, dtype=torch.float64, device=at.row.device)
@@ -122,7 +127,8 @@ class Objective:
         return torch.stack(rows)
 
     def _shares(self, indices: Indices, parts: Sequence[Indices]) -> list[float]:
-        """Returns the weight of each of the ``parts`` of a client's samples in its mean loss, as a fraction."""
+        """Returns how much each of the ``parts`` of a client's samples counts in the client's mean loss over all its
+        samples (``indices``), as fractions that add up to 1."""
         weights = self.network.task.weights(self.data.samples.targets(indices))
         if weights is None:
             return [len(part) / len(indices) for part in parts]
@@ -130,23 +136,26 @@ class Objective:
         return [float(each.sum()) / total for each in torch.split(weights, [len(part) for part in parts])]
 
     def forward(self, at: Model, x: Any) -> Outputs:
-        """Runs a forward pass at the C models ``at`` in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,
-        ...]`` if they are the same for all clients."""
+        """Runs a forward pass at the C models ``at`` in evaluation mode, and returns its :class:`Outputs`, whose logits
+        are ``[C, b, ...]``. The inputs are ``x [C, b, ...]``, or ``x [b, ...]`` if they are the same for all
+        clients."""
         if leaves(x)[0].dim() == leaves(self.data.samples.form)[0].dim():
             x = map_leaves(lambda same: same.expand(len(self.data.ids), *same.shape), x)
         with self.clock.on("gradient"):
             return self.network.forward(at, x, self._draws(NO_STEP))
 
     def class_logits(self, at: Model, x: Any) -> Tensor:
-        """Returns the logits of :meth:`forward` with the classes as the last axis, ``[C, b, ..., classes]``."""
+        """Returns the logits of C models ``at`` in evaluation mode, with the classes as the last axis: ``[C, b, ...,
+        classes]``. Its arguments are those of :meth:`forward`, whose logits may have the classes on another axis."""
         logits: Tensor = self.forward(at, x).logits
         axis = self.network.task.class_axis
         return logits if axis == -1 else logits.movedim(axis + 1, -1)
 
     def logged(self) -> dict[str, list[float | None]]:
-        """Returns the ``loss`` of each client and the metric that the task follows, such as ``accuracy``. Both are
-        means over the mini-batches of the local steps in which a gradient was computed, or None for a client without
-        any."""
+        """Returns each client's training loss, and the metric that the task follows, as a dict of lists: ``{"loss":
+        [C], "accuracy": [C]}``. Each number is a mean over the mini-batches of the client's local steps in which a
+        gradient was computed, and None for a client without any. If no gradient was computed at all, the dict is
+        empty."""
         if not self._losses:
             return {}
         # plain numbers, because arrays would take longer for so few
@@ -182,7 +191,7 @@ class Objective:
                 )
 
     def _draws(self, step: int, first: int = 0) -> Draws:
-        """Returns the random numbers that a module draws (dropout) in a step, for the clients from position ``first``
-        of the stack."""
+        """Returns a function that fixes the random numbers (dropout) of a local step: called with a row, it returns a
+        context for the client at position ``first + row`` of the stack."""
         seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
         return lambda row: self.network.rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

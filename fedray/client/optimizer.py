@@ -16,14 +16,15 @@ from fedray.gradients.rows import by_rows
 
 
 class Memory(NamedTuple):
-    """What the clients' optimizer remembers from the steps of one model: vectors ``[C, width]`` by name in ``buffers``,
-    such as ``momentum``, and the number of ``steps``."""
+    """What the clients' optimizer has stored about the steps of one of their models: vectors ``[C, width]`` by name in
+    ``buffers``, such as ``momentum``, and the number of ``steps``."""
 
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     steps: int = 0
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
-        """Returns the vector ``name``. Before the first step it is zeros in the shape of ``like``."""
+        """Returns the optimizer's vector ``name``, such as ``momentum``, ``[C, width]``. Before the first step it is
+        zeros in the shape of ``like``."""
         found = self.buffers.get(name)
         return torch.zeros_like(like) if found is None else found
 
@@ -33,7 +34,7 @@ NEW = Memory()
 
 class Carry:
     """What local training carries from one local step to the next: the algorithm's models and vectors of C clients, and
-    what the clients' optimizer remembers of each model that it trains.
+    what the clients' optimizer has stored about each model that it trains.
 
     A carry is never changed; each step makes a new one. Only the models in ``overwritable`` may be changed in place, by
     the next step.
@@ -41,7 +42,7 @@ class Carry:
     Args:
         values: Models (:class:`Model` of ``[C, row_width]``) and vectors ``[C, width]`` by name. The first model is the
             one that is trained and uploaded.
-        memories: What the optimizer remembers of each model, by the model's name.
+        memories: What the optimizer has stored, such as momentum, by the name of the model to which it belongs.
         overwritable: The names of the models that the next step may overwrite.
 
     Example:
@@ -65,17 +66,20 @@ class Carry:
 
     @property
     def model(self) -> Model:
-        """The C models that are trained: the first model among the values."""
+        """The C clients' models that are trained: the first model among the values of the carry."""
         return next(value for value in self._values.values() if isinstance(value, Model))
 
     def update(self, **values: Any) -> Carry:
-        """Returns a carry in which ``values`` replace those of the same names. Everything else stays the same."""
+        """Returns a new carry in which ``values``, models or vectors by name, replace those of the same names or are
+        added: ``carry.update(total=total)``. Other values, and what the optimizer has stored, are taken from this
+        carry."""
         kept = self.overwritable - values.keys()
         return Carry({**self._values, **values}, memories=self.memories, overwritable=kept)
 
     def moved(self, name: str, direction: Tensor, by: float, in_place: bool) -> Carry:
-        """Returns a carry in which ``by`` times ``direction [C, width]`` is added to the model ``name``. With
-        ``in_place``, the next call may overwrite the resulting model."""
+        """Returns a carry in which the C models ``name`` have made a step: ``by`` times ``direction [C, width]`` is
+        added to their parameters. With ``in_place``, the next call may overwrite the resulting models, which is faster
+        than making new ones."""
         if name in self.overwritable:
             self[name].parameters.add_(direction, alpha=by)
             return self
@@ -85,25 +89,29 @@ class Carry:
         return carry
 
     def released(self) -> Carry:
-        """Returns a carry whose models the next step must not overwrite."""
+        """Returns a carry with the same values, none of which the next step may overwrite, because the caller still
+        needs them."""
         return Carry(self._values, memories=self.memories) if self.overwritable else self
 
     def memory(self, name: str) -> Memory:
-        """Returns what the optimizer remembers of the steps of the model ``name``."""
+        """Returns what the optimizer has stored about the steps of the model ``name``, such as its momentum. Before the
+        first step it is an empty :class:`Memory`."""
         return self.memories.get(name, NEW)
 
     def remember(self, name: str, buffers: Mapping[str, Tensor], steps: int = 0) -> Carry:
-        """Returns a carry in which the optimizer remembers ``buffers [C, width]`` and the number of ``steps`` of the
-        model ``name``."""
+        """Returns a carry in which the optimizer has stored ``buffers``, vectors ``[C, width]`` by name, and the number
+        of ``steps`` for the model ``name``. The optimizer calls it at each step. An algorithm can call it before the
+        first step, to begin with another momentum than zero: ``carry.remember("y", {"momentum": b})``."""
         memories = {**self.memories, name: Memory(buffers, steps)}
         return Carry(self._values, memories=memories, overwritable=self.overwritable)
 
     @staticmethod
     def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
-        """Returns ``one`` for the clients for which ``chosen [C, 1]`` is true, and ``other`` for the rest.
+        """Returns a carry that has the values of ``one`` for the clients for which ``chosen [C, 1]`` is true, and those
+        of ``other`` for the other clients. It is used when some clients of a stack have made all their local steps.
 
-        Clients that keep ``other`` make no further steps, so the numbers of the optimizer's steps are taken from
-        ``one``.
+        Clients that get the values of ``other`` make no further steps, so the numbers of the optimizer's steps are
+        taken from ``one``.
         """
         memories = {}
         for name, (buffers, steps) in one.memories.items():
@@ -119,10 +127,11 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 
 class LocalOptimizer:
-    """The optimizer of a stack of clients, with clipping and weight decay. What it remembers is in the carry, and
-    starts from zero in each round.
+    """The optimizer of C clients that are trained together: SGD, Adam or AdamW, with clipping and weight decay.
+    Algorithms reach it as ``client.optimizer``. What it stores from step to step, such as momentum, is in the carry,
+    which is new in each round.
 
-    With ``in_place``, a step overwrites the model that the step before it made, which is faster than making a new one.
+    With ``in_place``, a step overwrites the models that the step before it made, which is faster than making new ones.
 
     Args:
         training: The optimizer's name and hyper-parameters, from the section ``train``.
@@ -140,14 +149,15 @@ class LocalOptimizer:
         self.training, self.lr, self.decayed = training, lr, decayed
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
-        """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and a carry with what the
-        optimizer remembers after the step. The models are not changed.
+        """Computes a step of the models ``carry[name]`` without making it: returns the direction ``[C, width]`` of the
+        step, and a carry with the optimizer's new momentum (or Adam's averages). The models in the carry are not
+        changed.
 
         The gradient is clipped, weight decay is added to it, and the sum goes to SGD or Adam. AdamW adds weight decay
         to the direction instead.
 
         Args:
-            carry: The models, and what the optimizer remembers of them.
+            carry: The models, and what the optimizer has stored about their earlier steps.
             name: The name of the models in the carry.
             gradient: The gradients ``[C, width]``, which the algorithm may have corrected.
         """
@@ -168,8 +178,8 @@ class LocalOptimizer:
         return vector.add(pulled, alpha=self.training.weight_decay)
 
     def _sgd(self, carry: Carry, name: str, g: Tensor) -> tuple[Tensor, Carry]:
-        """b <- m b + g with the momentum m, as in torch.optim.SGD. The direction is b, or g + m b in Nesterov's
-        form."""
+        """Returns the direction of a step of SGD for the gradient ``g``, and a carry with the new momentum: b <- m b +
+        g, where m is ``momentum``, as in torch.optim.SGD. The direction is b, or g + m b in Nesterov's form."""
         m = self.training.momentum
         if not m:
             return g, carry
@@ -177,8 +187,9 @@ class LocalOptimizer:
         return g.add(b, alpha=m) if self.training.nesterov else b, carry.remember(name, {"momentum": b})
 
     def _adam(self, carry: Carry, name: str, g: Tensor) -> tuple[Tensor, Carry]:
-        """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2. The direction of step t is
-        m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) (Kingma and Ba, ICLR 2015)."""
+        """Returns the direction of a step of Adam for the gradient ``g``, and a carry with the new averages: m <- beta1
+        m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2. The direction of step t is m / (1 - beta1^t) / (sqrt(v / (1 -
+        beta2^t)) + epsilon) (Kingma and Ba, ICLR 2015)."""
         before = carry.memory(name)
         beta1, beta2, t = self.training.beta1, self.training.beta2, before.steps + 1
         m = torch.lerp(before.buffer("m", g), g, 1 - beta1)
@@ -187,9 +198,13 @@ class LocalOptimizer:
         return m / (1 - beta1**t) / scale, carry.remember(name, {"m": m, "v": v}, t)
 
     def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
-        """Returns a carry in which the models ``carry[name]`` have made one step, w - eta_l * direction.
+        """Makes one local step: returns a carry in which each parameter w of the models ``carry[name]`` has become w -
+        eta_l * direction, where the direction comes from :meth:`direction` (of plain SGD it is the gradient).
 
-        The arguments are those of :meth:`direction`.
+        Args:
+            carry: The models, and what the optimizer has stored about their earlier steps.
+            name: The name of the models in the carry.
+            gradient: The gradients ``[C, width]``, which the algorithm may have corrected.
         """
         direction, carry = self.direction(carry, name, gradient)
         return carry.moved(name, direction, -self.lr, self.in_place)

@@ -25,8 +25,9 @@ from fedray.gradients.network import Network
 
 
 def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
-    """Returns the begin and end of each stack of a cohort of ``members`` clients. A stack has at most ``chunk``
-    clients, and the sizes of stacks differ by one at most.
+    """Divides a cohort of ``members`` clients into stacks, groups of at most ``chunk`` clients that are trained
+    together. Returns the positions in the cohort at which each stack begins and ends: ``[(0, 2), (2, 5)]`` for 5
+    clients and a ``chunk`` of 3. The sizes of stacks differ by one at most.
 
     The number of stacks is a power of two, so that two, four or eight workers have equal amounts of work.
     """
@@ -39,11 +40,12 @@ def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
 
 @dataclass
 class Stack:
-    """Clients that are trained together. Every list has an entry for each of the C clients.
+    """A stack: C clients that are trained together. Every list has an entry for each of the clients.
 
-    ``indices`` are the indices of a client's samples, ``steps`` its local steps, and ``weights`` its aggregation
-    weight. ``gaps`` are the rounds since it last took part, 0 if it never did. ``scalars`` are the numbers that the
-    server sent to each client.
+    ``ids`` are the clients' numbers, ``indices`` the indices of a client's samples, ``steps`` its number of local
+    steps, and ``weights`` its aggregation weight. ``gaps`` are the numbers of rounds since a client last took part, 0
+    if it never did. ``scalars`` are the numbers that the server sent to each client, as lists by name. ``purpose`` is
+    what mini-batches are drawn for.
     """
 
     ids: Sequence[int]
@@ -56,7 +58,8 @@ class Stack:
 
 
 class ClientPhase:
-    """What an algorithm sees of a stack of C clients in one phase of one round.
+    """What an algorithm sees of C clients that are trained together (a stack) in one phase of one round: the argument
+    ``client`` of its methods.
 
     Attributes:
         data: The clients' samples and mini-batches (:class:`LocalData`).
@@ -66,7 +69,7 @@ class ClientPhase:
         scalars: The server's numbers for each client by name, ``[C, 1]`` float32.
         state: The vectors ``[C, width]`` and models that the clients keep between rounds, by name. They are zeros
             before a client's first participation.
-        kept: What an earlier phase of this round kept, by name.
+        kept: The values that an earlier phase of this round stored in ``Result.kept``, by name.
         received: The models that the clients received at their last participation, zeros before the first. Available
             only if the algorithm declares ``needs_received``.
         n, J, gap, p: The clients' numbers of samples, local steps and rounds since the last participation (0 if there
@@ -134,8 +137,8 @@ class ClientPhase:
         return self._received
 
     def start(self, name: str) -> Any:
-        """Returns C copies of the shared model or vector ``name``, one for each client, as the start of local training:
-        ``[C, row_width]`` or ``[C, width]``."""
+        """Returns what local training starts from: C copies, one for each client, of the model or vector ``name`` in
+        the server's broadcast. A model has rows ``[C, row_width]``, a vector ``[C, width]``."""
         shared = self.shared[name]
         if not isinstance(shared, Model):
             return shared.expand(self.size, -1)
@@ -144,7 +147,8 @@ class ClientPhase:
         return rows.clone() if self._writes and not rows.has_buffers else rows
 
     def parameters_of(self, *layers: str) -> Tensor:
-        """Returns which of a model's parameters belong to ``layers``, bool ``[width]``.
+        """Returns a mask, bool ``[width]``, that is true for the parameters of a model that belong to ``layers``.
+        Algorithms use it to treat some layers separately, such as private ones.
 
         Args:
             layers: The names of layers, or beginnings of names, as in ``module.named_parameters()``.
@@ -165,15 +169,15 @@ class ClientPhase:
         return chosen
 
     def initial_models(self, per_client: bool) -> Model:
-        """Returns the initial model x^1 for each of the C clients. With ``per_client``, it returns a model that is
-        drawn for each client instead."""
+        """Returns C models, one for each client: copies of the initial model x^1 of the run, or, with ``per_client``, a
+        model of its own for each client, with random initial weights that depend on the client's number."""
         assert self._initial is not None
         models = [self._initial(client if per_client else None) for client in self.stack.ids]
         return Model(torch.stack([model.row for model in models]), models[0].width)
 
     def hold(self, new: Carry, old: Carry, j: int) -> Carry:
-        """Returns ``new`` for the clients that make local step ``j``, and ``old`` for those that have already made all
-        their J_i steps.
+        """Returns a carry that is ``new`` for the clients that make local step ``j``, and ``old`` for those that have
+        already made all their local steps.
 
         The clients of a stack make their steps together, but some make fewer. In a stack with 3 and 5 steps, the first
         client keeps its model and momentum after j = 2, while the second client continues.

@@ -14,18 +14,23 @@ from torch import Tensor
 from fedray.core.seeds import Purpose, stream
 
 Augmentation = Callable[[Any, Sequence[int], Sequence[int], int, int, int], Any]
-"""``augmentation(x, counts, ids, seed, round, step)`` returns changed copies of the stored inputs ``x [C, b, ...]`` of
-a stack's mini-batches. The changes depend only on seed, round, client and local step."""
+"""A function that changes the training samples of C clients at random: ``augmentation(x, counts, ids, seed, round,
+step)`` returns changed copies of the stored inputs ``x [C, b, ...]`` of their mini-batches. The first ``counts[i]``
+samples of client ``ids[i]`` are real; its other samples are padding. The changes of a sample depend only on seed,
+round, client and local step."""
 
 BORDER = 4
 """The width in pixels of the black border that is put around an image before it is cropped to its original size."""
 
 
 def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Tensor:
-    """Returns randomly cropped and mirrored copies of the stored samples ``x [C, b, c, h, w]``.
+    """Augments the images of C clients' mini-batches: returns copies of ``x [C, b, channels, height, width]``, in the
+    same shape, each of which is shifted by up to four pixels and, with probability 1/2, mirrored.
 
-    The border has the stored value 0, so it is black however inputs are normalised later. The first ``counts[i]``
-    samples of client ``ids[i]`` are real, the rest is padding.
+    A black border of four pixels is put around each image, from which a random window of the original size is cut.
+    ``x`` has images in their stored form, such as uint8, in which 0 is black. The first ``counts[i]`` samples of client
+    ``ids[i]`` are real; its other samples are padding. The random numbers depend only on seed, round, client and local
+    ``step``.
     """
     samples, _, height, width = x.shape[1:]
     draws = [_windows(seed, round, client, step, count, samples) for client, count in zip(ids, counts, strict=True)]
@@ -41,8 +46,9 @@ def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, r
 def _windows(
     seed: int, round: int, client: int, step: int, count: int, samples: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Draws the top and left edge (0 to 2 :data:`BORDER`) of each sample's window, and whether the sample is mirrored.
-    Only the first ``count`` of the ``samples`` samples are real; the others get zeros."""
+    """Draws how the images of one client's mini-batch are cropped and mirrored. Returns three arrays ``[samples]``: the
+    top and the left edge of each image's window (0 to 2 * :data:`BORDER` pixels), and whether the image is mirrored.
+    Only the first ``count`` samples are real; the padding after them gets zeros."""
     rng = stream(seed, Purpose.AUGMENTATION, round, client, step)
     padding = (0, samples - count)
     top, left = (np.pad(rng.integers(0, 2 * BORDER + 1, count), padding) for _ in range(2))

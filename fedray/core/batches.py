@@ -15,14 +15,14 @@ from fedray.core.structure import map_leaves
 
 @dataclass(frozen=True)
 class Batch:
-    """The mini-batches of one local step: one for each of the C clients of a stack.
+    """The mini-batches of one local step: one for each of the C clients of a stack (clients that are trained together).
 
     Args:
         x: the inputs ``[C, b, ...]``, a tensor, or a tuple or dict of tensors, as the model gets them.
         y: the targets ``[C, b, ...]``.
         step: the number j of the local step, from 0.
-        counts: for each client how many of its b samples are real; the rest is padding. It is 0 for a client that has
-            already made all its steps. None means that all samples are real.
+        counts: for each client how many of its b samples are real; its other samples are padding. The number is 0 for a
+            client that has already made all its local steps. None means that all samples are real.
     """
 
     x: Any
@@ -31,32 +31,30 @@ class Batch:
     counts: list[int] | None = None
 
     def client_samples(self, row: int) -> tuple[Any, Tensor]:
-        """Returns the inputs and targets of the client in ``row`` of the stack, without padding.
-
-        For a client that has made all its steps it returns one sample of padding, so that no batch is empty.
-        """
+        """Returns the inputs ``[samples, ...]`` and targets ``[samples, ...]`` of one client, the one in ``row`` of the
+        stack, without padding. For a client that has already made all its local steps it returns one sample of padding,
+        because a forward pass needs at least one sample."""
         real = slice(None if self.counts is None else max(1, self.counts[row]))
         return map_leaves(lambda x: aligned(x[row, real]), self.x), self.y[row, real]
 
     def rests(self, row: int) -> bool:
-        """Returns whether the client in ``row`` has made all its steps."""
+        """Returns whether the client in ``row`` of the stack takes no part in this local step, because it has already
+        made all its local steps while other clients still make theirs."""
         return self.counts is not None and not self.counts[row]
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` if its memory is aligned to 64 bytes, and otherwise an aligned copy.
-
-    The alignment of memory can change how kernels round.
-    """
+    """Returns ``tensor`` itself if its memory begins at a multiple of 64 bytes, and otherwise a copy that does. So a
+    sample gives the same result wherever it lay in memory: kernels may round differently if memory is not aligned."""
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order in which one client uses its samples in a round.
+    """The mini-batches of one client in one round: which of its samples are in the mini-batch of each local step.
 
-    Row j of ``order [J, b]`` holds the positions, among the client's samples, of the mini-batch of local step j. Its
-    first ``counts[j]`` entries are real; the rest is padding.
+    Row j of ``order [J, b]`` is for local step j. Its entries are positions among the client's samples, from 0. The
+    first ``counts[j]`` entries of the row are real; the others are padding.
     """
 
     order: NDArray[np.int64]
@@ -64,8 +62,9 @@ class Schedule:
 
 
 def steps_of(samples: int, batch_size: int | None, local_steps: int | None, local_epochs: int | None) -> int:
-    """Returns how many local steps a client with ``samples`` samples makes in a round: ``local_steps`` if that is set,
-    and otherwise the number of mini-batches in ``local_epochs`` epochs. A ``batch_size`` of None means full batches."""
+    """Returns how many local steps (mini-batches) a client with ``samples`` samples makes in a round: ``local_steps``
+    if that is set, and otherwise the number of mini-batches in ``local_epochs`` epochs. A ``batch_size`` of None means
+    that all samples of a client are one mini-batch."""
     if local_steps is not None:
         return local_steps
     assert local_epochs is not None
@@ -73,7 +72,9 @@ def steps_of(samples: int, batch_size: int | None, local_steps: int | None, loca
 
 
 def has_single(samples: int, batch_size: int | None, local_epochs: int | None) -> bool:
-    """Returns whether a client with ``samples`` samples has mini-batches of one sample."""
+    """Returns whether a client with ``samples`` samples has mini-batches of one sample, which BatchNorm may be unable
+    to normalise. A ``batch_size`` of None means that all samples of a client are one mini-batch. If ``local_epochs`` is
+    None, all mini-batches of a client have the same size."""
     size = min(batch_size or samples, samples)
     return size == 1 or (local_epochs is not None and samples % max(size, 1) == 1)
 
@@ -88,22 +89,22 @@ def schedule(
     local_steps: int | None,
     local_epochs: int | None = None,
 ) -> Schedule:
-    """Returns which samples are in the mini-batches of one client in one round. The result depends only on the
-    arguments.
+    """Draws which samples are in which mini-batch of one client in one round. The result depends only on the arguments.
 
-    With ``local_steps``, permutations of the client's samples are joined to one long list, from which each batch takes
-    the next min(batch_size, samples). With ``local_epochs``, each epoch is one permutation, and its last batch may be
-    smaller.
+    With ``local_steps``, permutations of the client's samples are joined to one long list, from which each mini-batch
+    takes the next min(batch_size, samples). With ``local_epochs``, each epoch is one permutation, and the last
+    mini-batch of an epoch may be smaller.
 
     Args:
         seed: ``run.seed``.
-        purpose: ``Purpose.BATCHES`` for local training.
+        purpose: what the mini-batches are for, ``Purpose.BATCHES`` for local training. Each purpose has random numbers
+            of its own.
         round: the number of the round, from 1.
         client: the client's number.
         samples: the client's number of samples.
-        batch_size: None for full batches.
-        local_steps: None if ``local_epochs`` is set.
-        local_epochs: None if ``local_steps`` is set.
+        batch_size: the number of samples in a mini-batch; None means that all samples of the client are one mini-batch.
+        local_steps: the number of mini-batches; None if ``local_epochs`` is set.
+        local_epochs: the number of passes over the client's samples; None if ``local_steps`` is set.
     """
     size = min(batch_size or samples, samples)
     steps = steps_of(samples, batch_size, local_steps, local_epochs)

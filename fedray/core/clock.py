@@ -8,13 +8,14 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up seconds by purpose, as in ``with clock.on("gradient"): ...``.
+    """A stopwatch that adds up seconds by purpose: the time in ``with clock.on("gradient"): ...`` counts for the
+    gradient.
 
-    These blocks may be nested: the time in an inner block counts only for the purpose of the inner block.
+    Such ``with`` blocks may be nested: the time in an inner block counts only for the purpose of the inner block.
 
     Args:
-        settle: a function that waits for work in the background, such as on a GPU, so that its time counts for the
-            purpose that caused it.
+        settle: a function that waits for work in the background, such as on a GPU, so that the time of this work counts
+            for the purpose that started it.
     """
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
@@ -25,7 +26,8 @@ class Clock:
 
     @contextmanager
     def on(self, purpose: str) -> Iterator[None]:
-        """A context whose time counts for ``purpose``."""
+        """A context for the code to be measured: the seconds from its beginning to its end are added to those of
+        ``purpose``, such as ``"gradient"``, without the time within nested contexts of the same clock."""
         self._lap()
         self._purposes.append(purpose)
         try:
@@ -35,7 +37,8 @@ class Clock:
             self._purposes.pop()
 
     def take(self) -> dict[str, float]:
-        """Returns the seconds by purpose since the last call."""
+        """Returns the seconds spent on each purpose since the last call of this method, such as ``{"gradient": 1.5}``,
+        and begins again from zero."""
         taken, self._seconds = self._seconds, {}
         return taken
 

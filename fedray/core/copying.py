@@ -20,10 +20,11 @@ from fedray.errors import UserError
 
 
 class Portable:
-    """A ``module`` in a form that can be copied and pickled without losing anything.
+    """A wrapper of a ``module`` that can be copied, and pickled for other processes, without losing anything.
 
     torch loses the hooks of a module's parameters when it copies or pickles the module, and it can't pickle a module
-    with parametrizations. This class handles both.
+    with parametrizations. This class handles both. The module, in its attribute ``module``, is complete again after
+    unpickling.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,7 +33,8 @@ class Portable:
         self.hooks = {name: list(p._backward_hooks.values()) for name, p in named if p._backward_hooks}
 
     def copy(self) -> nn.Module:
-        """Returns a copy of the module that shares no memory with it."""
+        """Returns a copy of the wrapped module, including the hooks of its parameters. The copy shares no memory with
+        the original."""
         return self._hooked(copied(self.module))
 
     def _hooked(self, module: nn.Module) -> nn.Module:
@@ -66,7 +68,8 @@ class Portable:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Returns a copy of ``module`` that shares no memory with it. Hooks of parameters are not copied."""
+    """Returns a copy of ``module`` that shares no memory with it, also where ``copy.deepcopy`` fails: for tensors that
+    a forward pass has left in the module, and for buffers of unknown size. Hooks of parameters are not copied."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in _made_by_passes(module)}
     for layer in module.modules():
         for buffer in layer._buffers.values():
@@ -76,16 +79,16 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def _made_by_passes(module: nn.Module) -> Iterator[Tensor]:
-    """Yields the tensors that forward passes have left in a module's attributes, as torch.nn.utils.weight_norm does.
-    Such tensors can be neither copied nor pickled."""
+    """Yields the tensors that forward passes have left in the attributes of a module's layers, as
+    torch.nn.utils.weight_norm does. Such tensors belong to autograd's graph, and can be neither copied nor pickled."""
     for layer in module.modules():
         yield from (value for value in vars(layer).values() if isinstance(value, Tensor) and not value.is_leaf)
 
 
 def require_copyable(module: nn.Module) -> None:
-    """Raises :class:`UserError` if fedray can't train copies of ``module``: two of its tensors share memory, a
-    parameter has no numbers or has a hook that fedray never calls, or a function in the module refers to the module
-    itself."""
+    """Checks that fedray can train copies of the user's ``module``. Raises :class:`UserError` if two of its tensors
+    share memory, if a parameter has no numbers (device meta), if a parameter has a hook for accumulated gradients,
+    which fedray never calls, or if a function in the module refers to the module itself."""
     if pair := shared_memory(module):
         raise UserError(
             f"model=...: its {pair[0]} and {pair[1]} are two tensors in the same memory, so that a change of one "
@@ -113,8 +116,9 @@ def require_copyable(module: nn.Module) -> None:
 
 
 def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[Any]]]:
-    """Yields the functions and weak references that a copy of ``layer`` shares with it, because they are hooks or lie
-    in its attributes; each comes with a name for messages."""
+    """Yields the functions and weak references of a ``layer`` that a copy of the layer would not copy but share,
+    because they are hooks or lie in its attributes. Each comes as a pair with a name for messages, such as ``a forward
+    hook``."""
     hooks: dict[str, Mapping[Any, Any]] = {
         "a forward hook": layer._forward_hooks, "a forward pre-hook": layer._forward_pre_hooks,
         "a backward hook": layer._backward_hooks, "a backward pre-hook": layer._backward_pre_hooks,
@@ -128,21 +132,24 @@ def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[
 
 
 DEPTH = 4
-"""How many levels of nested containers are searched."""
+"""How many levels of nested containers :func:`parts` and similar searches look into."""
 
 
 ATOMS = (str, bytes, int, float, complex, type(None))
-"""The types of values that the search skips, because a vocabulary may hold millions of them."""
+"""The types of values that searches of nested containers skip, because a vocabulary may hold millions of them."""
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yields ``value`` and what is in it, if it is a container, a method, a ``functools.partial``, or an object with
-    attributes. Modules and tensors are not searched."""
+    """Yields ``value``, and the objects in it if it is a container, a method, a ``functools.partial``, or an object
+    with attributes; then the objects in those, down to four levels. Each object comes once. Strings and numbers are
+    left out, and modules and tensors are yielded, but not searched. So code can find, for example, all tensors in an
+    attribute."""
     yield from _reached([value], _contents)
 
 
 def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    """Yields each of ``values``, then their ``contents``, and so on, each object once."""
+    """Yields each of ``values``, then the objects that ``contents(value)`` gives for each of them, then the contents of
+    those, down to :data:`DEPTH` levels. Each object comes once; those of the types :data:`ATOMS` are left out."""
     seen: dict[int, Any] = {}
     for _ in range(DEPTH + 1):
         new = {id(value): value for value in values if not isinstance(value, ATOMS) and id(value) not in seen}
@@ -152,7 +159,8 @@ def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) ->
 
 
 def _contents(value: Any) -> Iterable[Any]:
-    """Returns the objects in ``value`` that are copied along with it."""
+    """Returns the objects in ``value`` that are copied along with it, such as the elements of a list. Modules, tensors,
+    classes and functions count as objects without contents."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return value
     if isinstance(value, Mapping):
@@ -167,8 +175,8 @@ def _contents(value: Any) -> Iterable[Any]:
 
 
 def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
-    """Yields the objects that a function uses or a weak reference points to, and what these contain. Of the functions
-    among them, only those from the same Python module are searched further."""
+    """Yields a function or weak reference and the objects that it uses or points to, and what these contain. Of the
+    functions among these objects, only those from the same Python module are searched further."""
 
     def contents(value: Any) -> Iterable[Any]:
         if isinstance(value, weakref.ref):
@@ -184,8 +192,8 @@ def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
 
 
 def _surroundings(function: FunctionType) -> list[Any]:
-    """Returns the closure variables and global variables that a function uses, and the default values of its
-    arguments."""
+    """Returns the objects that a function can reach besides its arguments: the values of the closure variables and
+    global variables that it uses, and the default values of its arguments."""
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     try:
         found = inspect.getclosurevars(function)

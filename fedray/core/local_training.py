@@ -9,12 +9,13 @@ from fedray.core.augmentation import Augmentation
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The settings of mini-batches and of the clients' optimizer, which are the same for all algorithms.
+    """The settings of clients' local training, which are the same for all algorithms: mini-batches and the clients'
+    optimizer.
 
-    Most attributes are named after their keys ``train.*``. A ``batch_size`` of None means full batches. One of
-    ``local_steps`` and ``local_epochs`` is None. ``beta1``, ``beta2`` and ``epsilon`` are for the optimizers ``adam``
-    and ``adamw``. ``augment`` lists functions that change the inputs of mini-batches at random, in the order in which
-    they are called.
+    Most attributes are named after their keys ``train.*`` in the configuration. A ``batch_size`` of None means that all
+    samples of a client are one mini-batch. One of ``local_steps`` and ``local_epochs`` is None. ``beta1``, ``beta2``
+    and ``epsilon`` are for the optimizers ``adam`` and ``adamw``. ``augment`` lists functions that change the inputs of
+    mini-batches at random, in the order in which they are called.
     """
 
     seed: int

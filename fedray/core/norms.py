@@ -19,12 +19,13 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
-    """Returns the layers of batch normalisation that can't be trained on a batch of one sample, because they get only
-    one value per channel. They can use their running statistics instead.
+    """Finds the layers of batch normalisation that can't be trained on a mini-batch of one sample, because they get
+    only one value per channel, and returns them as a list. The caller lets these layers use their running statistics
+    for such mini-batches.
 
     Args:
         module: the model that contains the layers; it is left in evaluation mode.
-        run: makes a forward pass of ``module`` with one sample.
+        run: a function that makes a forward pass of ``module`` with one sample.
 
     Raises:
         UserError: such a layer has no running statistics.
@@ -54,13 +55,16 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
 
 
 def is_frozen(layer: nn.Module) -> bool:
-    """Returns whether ``layer`` has parameters besides those of its sublayers, and all of them are frozen."""
+    """Returns whether none of the parameters of ``layer`` is trained (``requires_grad`` is false). Parameters of its
+    sublayers do not count, and a layer without parameters is not frozen."""
     parameters = list(layer.parameters(recurse=False))
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def unit_vectors(module: nn.Module) -> set[str]:
-    """Returns the names of the buffers of ``module`` that spectral normalisation keeps at length 1."""
+    """Returns the names of the buffers of ``module`` that spectral normalisation keeps at length 1, such as
+    ``layer.parametrizations.weight.0._u``. The mean of several clients' buffers is shorter than 1, so these buffers
+    have to be scaled after averaging."""
     found = set()
     for prefix, layer in module.named_modules():
         keys = ["_u", "_v"] if isinstance(layer, _SpectralNorm) else []

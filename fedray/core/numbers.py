@@ -19,14 +19,17 @@ _BITS = 22
 
 
 def parts_of(dtype: torch.dtype) -> int:
-    """Returns how many float32 numbers one number of type ``dtype`` takes."""
+    """Returns how many float32 numbers are needed to store one number of type ``dtype`` without losing a bit: 1 for
+    types such as float32 and int16, 3 for int64 and float64, and twice as many for complex types."""
     if dtype.is_complex:
         return 2 * parts_of(dtype.to_real())
     return 1 if dtype in SINGLE else 3
 
 
 def split(values: Tensor) -> Tensor:
-    """Returns the parts ``[parts, n]`` of ``values [n]``."""
+    """Splits numbers of any type into float32 numbers, without losing a bit: returns ``[parts, n]`` for ``values [n]``,
+    where column i has the parts of number i. A float64 is the sum of its 3 parts; a long integer has its bits in 3
+    parts. :func:`join` is the inverse."""
     if values.is_complex():
         return torch.cat([split(part) for part in torch.view_as_real(values).unbind(1)])
     if values.dtype in SINGLE:
@@ -45,16 +48,16 @@ def split(values: Tensor) -> Tensor:
 
 @lru_cache
 def _of_parts(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns the shift and the bit mask for each part of an integer. They are created when a module is packed, before
-    anything is traced."""
+    """Returns the shift and the bit mask for each of the three parts into which a long integer is split, both ``[3,
+    1]``. They are cached: made when a module is packed, before anything is traced."""
     low = (1 << _BITS) - 1
     shifts = torch.tensor([[2 * _BITS], [_BITS], [0]], device=device)
     return shifts, torch.tensor([[-1], [low], [low]], device=device)
 
 
 def join(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the numbers ``[n]`` of type ``dtype`` that consist of ``parts [parts, n]``. Parts of integers are rounded
-    first, because means need not be whole."""
+    """Returns numbers ``[n]`` of type ``dtype`` from their float32 parts ``[parts, n]``, as :func:`split` makes them.
+    The parts may have been averaged over clients, so those of integers are rounded to whole numbers first."""
     if dtype.is_complex:
         return torch.complex(*(join(part, dtype.to_real()) for part in parts.chunk(2)))
     if dtype in SINGLE:

@@ -18,14 +18,17 @@ from torch.nn.parameter import is_lazy
 from fedray.errors import UserError
 
 Place = tuple[dict[str, Any], str]
-"""A layer's dict of parameters or buffers, and a key in it."""
+"""Where a layer keeps a tensor: the layer's dict of parameters or buffers, and the tensor's key in that dict."""
 
 
 class Places:
-    """The parameters and buffers of ``module``, and all the places where each is used.
+    """The parameters and buffers of ``module`` by name, which can be read and replaced, also if several layers share
+    one.
 
-    ``parameters`` and ``buffers`` hold the tensors by their first names. ``aliases`` maps every further name to the
-    first one. ``not_saved`` has the first names of buffers that ``state_dict()`` leaves out (``persistent=False``).
+    A tensor that several layers share has several names. The first of them, which is the one in ``named_parameters()``,
+    stands for the tensor: ``parameters`` and ``buffers`` are dicts of tensors by their first names, and ``aliases``
+    maps every other name to the first one. ``not_saved`` has the first names of buffers that ``state_dict()`` leaves
+    out (``persistent=False``).
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -58,25 +61,30 @@ class Places:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The parameters and buffers by their first names, each tensor once."""
+        """The module's parameters and buffers by name. A tensor that several layers share is in the dict once, under
+        the first of its names."""
         return {**self.parameters, **self.buffers}
 
     def now(self, name: str) -> Any:
-        """Returns the tensor that the module currently has under ``name``. A forward pass may have replaced it."""
+        """Returns what the module currently has under ``name``, the first name of a parameter or buffer. After a
+        forward pass that has assigned to this attribute of a layer, it is not the tensor that was there when this
+        object was made."""
         held, key = self._places[name][0]
         return held.get(key)
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Makes ``tensor`` the module's tensor ``name`` everywhere it is used."""
+        """Replaces the parameter or buffer ``name`` of the module by ``tensor``, in every layer that uses it."""
         for held, key in self._places[name]:
             held[key] = tensor
 
     @contextlib.contextmanager
     def holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
-        """A context in which the module uses ``tensors`` in place of its tensors of the same names.
+        """A context in which the module uses ``tensors`` (by name) in place of its parameters and buffers of the same
+        names, for a forward pass with another model. Afterwards the module has its former tensors again.
 
-        If a forward pass assigns a new tensor to a buffer, as ``self.count = self.count + 1`` does, ``tensors`` holds
-        the new one afterwards. If it assigns a new tensor to a parameter, :class:`UserError` is raised.
+        If a forward pass assigns a new tensor to a buffer, as ``self.count = self.count + 1`` does, the dict
+        ``tensors`` holds the new tensor afterwards. If it assigns a new tensor to a parameter, :class:`UserError` is
+        raised.
         """
         before = [(place, place[0][place[1]]) for name in tensors for place in self._places[name]]
         try:
@@ -92,11 +100,14 @@ class Places:
                 held[key] = tensor
 
     def are_held(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Returns whether the module currently uses all of ``tensors`` under their names."""
+        """Returns whether the module still uses ``tensors`` (by name), so that no forward pass has put other tensors in
+        their places."""
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises :class:`UserError` if one of ``tensors`` is a parameter that the module no longer uses."""
+        """Raises :class:`UserError` if a forward pass has put another tensor in the place of a parameter, because the
+        parameter would then not be trained. ``tensors`` are the module's tensors by name, as they were before the
+        pass."""
         for name in self.parameters:
             if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(
@@ -106,7 +117,8 @@ class Places:
                 )
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Copies ``values`` into the module's tensors. The names may be first names or aliases."""
+        """Copies ``values`` into the module's tensors of the same names. A tensor that several layers share has several
+        names; any of them may be used."""
         tensors = self.tensors
         with torch.no_grad():
             for name, value in values.items():
@@ -119,9 +131,11 @@ class Places:
 
 
 def shared_memory(module: nn.Module) -> tuple[str, str] | None:
-    """Returns the names of two tensors of ``module`` that are different objects in the same memory, or None.
+    """Returns the names of two parameters or buffers of ``module`` that are different tensors in the same memory, or
+    None if there are none.
 
-    Such tensors would be trained separately, although a write to one of them changes the other.
+    fedray can't train a module with such tensors: they would be trained separately, although a change of one of them
+    changes the other.
     """
     pieces: list[tuple[int, int, int, str]] = []
     for name, tensor in Places(module).tensors.items():
@@ -137,16 +151,18 @@ def shared_memory(module: nn.Module) -> tuple[str, str] | None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two tensors have the same shape, type and values. A NaN equals another NaN."""
+    """Returns whether two tensors have the same shape, type and values. Unlike in ``torch.equal``, a NaN equals another
+    NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def with_parameters_of(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Converts the real parameters of ``module`` to ``dtype``, in place, and returns the module.
+    """Converts the floating-point parameters of ``module`` to ``dtype``, in place, and returns the module.
 
-    Buffers that had the same type as the parameters of their layer are converted too. Complex parameters are not.
+    Floating-point buffers of a layer are converted too if they had the same type as the layer's parameters. Complex
+    parameters are not converted.
     """
     for layer in module.modules():
         parameters = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]

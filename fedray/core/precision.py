@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 HALF = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
-"""The precisions that use autocast, and the types to which it casts."""
+"""The values of ``train.precision`` for which forward passes use torch's autocast, and the type to which autocast casts
+for each of them."""
 
 TENSOR_CORES = (8, 0)
 """The lowest compute capability of GPUs with TF32 and bf16 (Ampere, 2020)."""
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context for a forward pass on ``device`` in ``precision``, a value of ``train.precision``."""
+    """Returns a context in which a forward pass on ``device`` is computed in ``precision``, a value of
+    ``train.precision``: with torch's autocast for ``bf16`` and ``fp16``, and without any change for ``fp32`` and
+    ``tf32``."""
     return torch.autocast(device.type, dtype=HALF[precision]) if precision in HALF else contextlib.nullcontext()

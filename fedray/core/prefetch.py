@@ -10,7 +10,8 @@ Element = TypeVar("Element")
 
 
 def prefetched(made: Iterator[Element]) -> Iterator[Element]:
-    """Yields the elements of ``made`` in order. While the caller uses one, a thread produces the next."""
+    """Yields the elements of the iterator ``made`` in order, and makes each of them ahead of time: while the caller
+    uses one element, a thread produces the next. It is used for mini-batches that take long to read."""
     over = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
         coming = thread.submit(next, made, over)

@@ -20,8 +20,8 @@ Indices = NDArray[np.int64]
 
 
 class Draws(NamedTuple):
-    """The round, the clients and the local steps for which samples ``[steps, C, b]`` are read. They seed the random
-    transform of each sample.
+    """The round, the clients and the local steps for which samples ``[steps, C, b]`` are read. If a data set's items
+    are transformed at random when they are read, these numbers seed the transform of each sample.
 
     Args:
         round: the number of the round.
@@ -36,8 +36,9 @@ class Draws(NamedTuple):
     size: int
 
     def coordinates(self, place: int) -> tuple[int, int, int]:
-        """Returns the round and the client of the sample at ``place`` in the flattened block, and how many samples that
-        client has drawn before it in the round."""
+        """Returns three numbers that seed the random transform of one sample: the round, the number of the client that
+        gets the sample, and how many samples the client has drawn before it in the round. ``place`` is the position of
+        the sample in the samples ``[steps, C, b]``, counted as if they were one list."""
         step, rest = divmod(place, len(self.ids) * self.size)
         row, position = divmod(rest, self.size)
         return self.round, self.ids[row], (self.start + step) * self.size + position
@@ -45,7 +46,7 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a data set in their stored form, and how they become a model's inputs.
+    """The samples of a data set in their stored form, which can be read by index as a model's inputs and targets.
 
     Floats and uint8 reach a model as float32(x) * scale + shift, other integers as int64, and booleans and complex
     numbers unchanged.
@@ -66,34 +67,39 @@ class Samples:
 
     @property
     def device(self) -> torch.device:
-        """The device of the inputs and targets that the methods return."""
+        """The device where models are trained. The inputs and targets that the methods return are on this device."""
         return self.y.device if self.on is None else self.on
 
     @property
     def slow(self) -> bool:
-        """Whether reading samples takes so long that a thread should read the next ones during training."""
+        """Whether reading samples takes so long that a thread should read the next mini-batches during training: they
+        are on another kind of device than the models."""
         # by their types: "cuda" and "cuda:0" are the same device, but not equal
         return self.device.type != self.y.device.type
 
     @property
     def form(self) -> Any:
-        """At least one stored input, as tensors ``[n, ...]``, from which shapes and types can be read."""
+        """At least one stored input, from which shapes and types can be read: a tensor ``[n, ...]``, or a tuple or dict
+        of such tensors."""
         return self.x
 
     @cached_property
     def bytes_each(self) -> int:
-        """The number of bytes in the stored inputs of one sample."""
+        """The number of bytes that the inputs of one sample take in their stored form."""
         return sum(leaf[0].nbytes for leaf in leaves(self.form))
 
     def gather(self, indices: Indices) -> tuple[Any, Tensor]:
-        """Returns the inputs, as a model gets them, and the targets ``[*indices.shape, ...]`` of the samples with these
-        indices, in newly allocated (and so aligned) memory."""
+        """Returns the inputs and the targets of the samples with these ``indices``, both ``[*indices.shape, ...]``, on
+        the device where models are trained. Inputs are converted and scaled as a model gets them. The memory of both is
+        new, and so aligned."""
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
     def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
-        """Returns what :meth:`gather` returns, but with inputs in their stored form. ``draws`` seeds the random
-        transforms of :class:`ReadSamples`."""
+        """Returns the inputs and the targets of the samples with these ``indices``, both ``[*indices.shape, ...]``, on
+        the device where models are trained. Inputs are in their stored form; :meth:`inputs` makes a model's inputs of
+        them. ``draws`` says for which clients and local steps the samples are read; only :class:`ReadSamples`, whose
+        items may be transformed at random, uses it."""
         flat = sent(torch.from_numpy(indices.reshape(-1)), self.y.device)
 
         def chosen(stored: Tensor) -> Tensor:
@@ -102,7 +108,8 @@ class Samples:
         return map_leaves(chosen, self.x), chosen(self.y)
 
     def targets(self, indices: Indices) -> Tensor:
-        """Returns the targets ``[*indices.shape, ...]`` of the samples with these indices."""
+        """Returns the targets ``[*indices.shape, ...]`` of the samples with these ``indices``, on the device where
+        models are trained."""
         return self._sent(self.y[sent(torch.from_numpy(indices), self.y.device)])
 
     def _sent(self, chosen: Tensor) -> Tensor:
@@ -110,8 +117,9 @@ class Samples:
         return sent(chosen, self.device)
 
     def inputs(self, raw: Any) -> Any:
-        """Returns the stored inputs ``raw [..., *sample]`` as a model gets them. Floats are in newly allocated
-        memory."""
+        """Converts inputs in their stored form, ``raw [..., *sample]`` as :meth:`raw` returns them, to inputs as a
+        model gets them, in the same shape: floats and uint8 become scaled float32, other integers int64. Floats are in
+        newly allocated memory."""
         if self.scale is None or self.shift is None:
             return map_leaves(_as_input, raw)
 
@@ -125,8 +133,8 @@ class Samples:
 
 
 class Items(Protocol):
-    """A data set that is read item by item: ``first`` is the input of item 0, and ``read(i)`` returns the input of item
-    i, an array ``[1, ...]`` or a tuple or dict of arrays."""
+    """A data set that is read item by item. ``first`` is the input of item 0, and ``read(i)`` returns the input of item
+    i: an array ``[1, ...]``, or a tuple or dict of such arrays."""
 
     first: Any
 
@@ -135,11 +143,11 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class ReadSamples(Samples):
-    """Samples whose inputs are read item by item when they are used: ``x`` is of type :class:`Items`.
+    """Samples whose inputs are read item by item at the time when they are used: ``x`` is of type :class:`Items`.
 
-    The global random generators are seeded by (``seed``, round, client, draw) before each item is read. So random
-    transforms differ from draw to draw, and do not depend on which process reads the item. In evaluations an item
-    always has the same seed.
+    The global random generators are seeded before each item is read: in training by ``seed``, the round, the client and
+    the number of samples that the client has drawn before. So random transforms differ from draw to draw, and do not
+    depend on which process reads the item. In evaluations an item always has the same seed.
     """
 
     seed: int = 0

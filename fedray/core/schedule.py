@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor by which a learning rate is multiplied in each round r, from 1.
+    """A schedule of learning rates: the factor by which a learning rate is multiplied in each round r, from 1.
 
-    With t = r - 1 - warmup, it is
+    With t = r - 1 - warmup, the factor is
 
     * ``constant``: 1
     * ``exponential``: decay^t
     * ``step``: decay^floor(t / every)
     * ``cosine``: final + (1 - final) (1 + cos(pi t / (rounds - warmup))) / 2, and ``final`` after ``rounds`` rounds.
 
-    In the first ``warmup`` rounds it is r / (warmup + 1) instead. The formulas are those of LinearLR, ExponentialLR,
-    StepLR and CosineAnnealingLR in torch.optim.
+    In the first ``warmup`` rounds the factor is r / (warmup + 1) instead. The formulas are those of LinearLR,
+    ExponentialLR, StepLR and CosineAnnealingLR in torch.optim.
     """
 
     kind: str = "constant"
@@ -29,7 +29,7 @@ class Schedule:
     warmup: int = 0
 
     def factor(self, number: int) -> float:
-        """Returns the factor of round ``number``."""
+        """Returns the factor by which the learning rate is multiplied in round ``number``, counted from 1."""
         t = number - 1 - self.warmup
         if t < 0:
             return number / (self.warmup + 1)

@@ -20,7 +20,8 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 SERVER = 2**63
-"""The server's coordinate, which stands in place of a client's number. All clients' numbers are smaller."""
+"""A number that stands for the server where random numbers depend on a client's number. All clients' numbers are
+smaller."""
 
 
 _generators = threading.RLock()
@@ -29,8 +30,8 @@ read items during dropout."""
 
 
 class Purpose(IntEnum):
-    """What random numbers are drawn for. All results depend on these values, so new ones may be added, but none
-    changed."""
+    """What random numbers are drawn for. Each purpose has random numbers of its own (:func:`stream`). All results
+    depend on these values, so new ones may be added, but none changed."""
 
     INIT = 0
     PARTITION = 1
@@ -44,7 +45,8 @@ class Purpose(IntEnum):
     CLIENT_INIT = 9
     HEAD_INIT = 10
     EVALUATION = 11
-    """Which clients are evaluated, and which test samples they share with others."""
+    """Which clients are evaluated, and which test samples a client is scored on if several clients may have the same
+    ones."""
     FINETUNE = 12
     ITEM = 13
     """The random transforms of items that are read when they are used."""
@@ -63,14 +65,16 @@ class _Unseeded(ISeedSequence):
 
 
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generator:
-    """Returns NumPy's generator of (seed, purpose, coordinates), which draws the same numbers whenever it is made.
+    """Returns a NumPy generator of random numbers that depend only on (seed, purpose, coordinates). So every process
+    draws the same numbers, in any order.
 
-    For example ``stream(seed, Purpose.COHORT, round).permutation(clients)``. It takes about 4 microseconds.
+    For example, ``stream(seed, Purpose.COHORT, round).permutation(clients)``. Making a generator takes about 4
+    microseconds.
 
     Args:
         seed: in [0, 2**64).
-        purpose: what is drawn, so that different draws of one round do not coincide.
-        *coordinates: up to three whole numbers in [0, 2**64), such as round and client; the others are 0.
+        purpose: what is drawn. Different purposes have different numbers, also in the same round.
+        *coordinates: up to three whole numbers in [0, 2**64), such as round and client; missing ones are 0.
 
     Raises:
         ValueError: there are more than three coordinates, or a number is out of range.
@@ -88,13 +92,16 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generato
 
 
 def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
-    """Returns a seed in [0, 2**63) for a torch generator, drawn from the stream of these arguments."""
+    """Returns a seed in [0, 2**63) for a generator of torch, which depends only on (seed, purpose, coordinates), as the
+    numbers of :func:`stream` do. Example: ``torch.Generator().manual_seed(torch_seed(seed, Purpose.UPLOAD, round,
+    client))``."""
     # the raw word is used, as numpy may change how `integers` makes numbers of it
     return int(stream(seed, purpose, *coordinates).bit_generator.random_raw()) >> 1
 
 
 def _cuda_devices() -> range:
-    """Returns the numbers of the GPUs whose generators are in use. There are none before CUDA is first used."""
+    """Returns the numbers of the GPUs whose random generators are in use: all of them, or none before this process
+    first uses CUDA."""
     import torch
 
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
@@ -102,11 +109,11 @@ def _cuda_devices() -> range:
 
 @contextmanager
 def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
-    """A context in which torch's global generators draw from (seed, purpose, coordinates). Afterwards they are in the
-    same state as before.
+    """A context in which torch's global generators draw numbers that depend only on (seed, purpose, coordinates). After
+    it the generators are in the same state as before.
 
-    It is meant for constructing models and for dropout, to which no generator can be passed. CUDA's generators are
-    included once CUDA is in use.
+    It is meant for constructing models and for dropout, to which no generator can be passed. The generators of GPUs are
+    included if CUDA is already in use.
     """
     import torch
 
@@ -121,14 +128,16 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
 
 
 def every_rng(seed: int, purpose: Purpose, *coordinates: int) -> AbstractContextManager[None]:
-    """Does what :func:`torch_rng` does, and also seeds the global generators of Python and numpy, from which some
-    models draw. torch draws the same numbers as in :func:`torch_rng`."""
+    """Returns a context in which the global generators of torch, Python and numpy draw numbers that depend only on
+    (seed, purpose, coordinates), for models that draw from several generators. torch draws the same numbers as in
+    :func:`torch_rng`. After the context the generators are in the same state as before."""
     return global_generators(torch_seed(seed, purpose, *coordinates))
 
 
 def drawn_by(run: Callable[[], Any]) -> set[str]:
-    """Calls ``run()``, and returns the names of the global generators from which it has drawn: ``torch``, ``python``,
-    ``numpy``."""
+    """Calls ``run()``, and returns from which global generators the call has drawn random numbers: a set of the names
+    ``torch``, ``python`` and ``numpy``. It is used to find out whether a model draws random numbers. The generators of
+    GPUs are not looked at."""
     import torch
 
     def states() -> dict[str, bytes]:
@@ -143,9 +152,10 @@ def drawn_by(run: Callable[[], Any]) -> set[str]:
 
 @contextmanager
 def global_generators(seed: int | None = None) -> Iterator[None]:
-    """A context in which user-defined code may draw from the global generators of Python, numpy and torch.
+    """A context in which user-defined code may draw from the global generators of Python, numpy and torch without
+    changing what is drawn after the context: the generators are then in the same state as before.
 
-    The generators are seeded with ``seed`` if it is not None. Afterwards they are in the same state as before.
+    If ``seed`` is not None, the generators are seeded with it at the beginning of the context.
     """
     import torch
 

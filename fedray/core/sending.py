@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns ``tensor`` on ``device``. A copy to a GPU does not wait for what the GPU is computing."""
+    """Returns ``tensor`` on ``device``; it is copied if it is on another kind of device. A copy to a GPU does not wait
+    until the GPU has finished what it is computing."""
     if tensor.device.type == device.type:
         return tensor
     # only from pinned memory is a copy made beside the computation
@@ -18,5 +19,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def column(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns one number for each of C clients as a tensor ``[C, 1]`` on ``device``."""
+    """Returns numbers of C clients, one ``values[i]`` for each, as a column ``[C, 1]`` on ``device``, by which the
+    clients' rows ``[C, width]`` can be multiplied."""
     return sent(torch.tensor(values, dtype=dtype), device)[:, None]

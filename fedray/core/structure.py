@@ -7,10 +7,11 @@ from typing import Any
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Returns a structure like ``tree`` in which each leaf is replaced by ``function(leaf, *others)``.
+    """Calls ``function`` for each tensor in nested tuples and dicts, and returns its results in the same structure:
+    ``map_leaves(f, (a, {"mask": b}))`` is ``(f(a), {"mask": f(b)})``.
 
-    A leaf is anything that is neither a tuple nor a dict. ``others`` are structures like ``tree``, whose leaves at the
-    same place are passed.
+    ``tree`` may also be a single tensor. Anything that is neither a tuple nor a dict counts as a leaf, like a tensor.
+    ``others`` have the structure of ``tree``; their leaves at the same place are further arguments of ``function``.
     """
     if isinstance(tree, tuple):
         return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))
@@ -20,7 +21,9 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Returns the leaves of a structure, from left to right."""
+    """Returns the tensors in nested tuples and dicts as a list, from left to right: ``[a, b]`` for ``(a, {"mask":
+    b})``, and ``[a]`` for a single tensor ``a``. Anything that is neither a tuple nor a dict counts as a leaf, like a
+    tensor."""
     if isinstance(tree, tuple):
         return [leaf for part in tree for leaf in leaves(part)]
     if isinstance(tree, Mapping):
@@ -29,7 +32,8 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def outline(tree: Any) -> str:
-    """Returns the form of nested tuples and dicts as text, such as ``(one array, {mask: one array})``."""
+    """Returns the structure of nested tuples and dicts as text, for messages and comparisons: ``(one array, {mask: one
+    array})``. Entries of dicts are sorted by name."""
     if isinstance(tree, tuple):
         return f"({', '.join(map(outline, tree))})"
     if isinstance(tree, Mapping):
@@ -38,14 +42,16 @@ def outline(tree: Any) -> str:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the positional and keyword arguments with which a module is called for ``inputs``. The elements of a
-    tuple are positional arguments, and the entries of a dict are keyword arguments; a tensor is the only argument."""
+    """Returns the arguments with which a module is called for ``inputs``, as a tuple of positional and a dict of
+    keyword arguments. The elements of a tuple become positional arguments, and the entries of a dict keyword arguments;
+    a tensor becomes the only argument."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def call(module: Callable[..., Any], inputs: Any) -> Any:
-    """Calls ``module`` with ``inputs`` as its :func:`arguments`, and returns its output."""
+    """Calls ``module`` with the ``inputs`` of a data set, and returns its output. A tensor is passed as the only
+    argument, the elements of a tuple as positional arguments, and the entries of a dict as keyword arguments."""
     args, named = arguments(inputs)
     return module(*args, **named)

@@ -23,62 +23,71 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Loss = Callable[..., Any]
-"""``loss(outputs, targets)``: one value for each sample, ``[b]``, or for each entry of the targets, ``[b, ...]``."""
+"""The type of losses: ``loss(outputs, targets)`` returns one value for each sample, ``[b]``, or for each entry of the
+targets, ``[b, ...]``."""
 
 
 Counting = Callable[[Tensor], Tensor]
-"""``counting(targets)`` returns the weight of each target in the mean of a loss, in the shape of ``targets``."""
+"""The type of functions that weight targets: ``counting(targets)`` returns the weight of each target in the mean of a
+loss, in the shape of ``targets``."""
 
 LEAST_WEIGHT = 1e-30
-"""Replaces a sum of weights that is 0, so that the mean is 0 and not NaN."""
+"""Replaces a sum of weights that is 0 in the denominator of a mean, so that the mean is 0 and not NaN."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the cross-entropy ``[b]`` of each sample, for logits ``[b, classes]``."""
+    """Returns the cross-entropy ``[b]`` of each sample, the loss of a classification, for logits ``[b, classes]`` and
+    targets ``[b]``, which are class numbers."""
     return F.cross_entropy(logits, targets, reduction="none")
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns which samples are classified correctly, bool ``[b]``, for logits ``[b, classes]``."""
+    """Returns which samples are classified correctly, bool ``[b]``, for logits ``[b, classes]`` and targets ``[b]``,
+    which are class numbers. The accuracy is the mean of these values."""
     return logits.argmax(1) == targets
 
 
 def token_cross_entropy(logits: Tensor, targets: Tensor, axis: int, ignored: int) -> Tensor:
-    """Returns the cross-entropy of each token, in the shape of ``targets``. ``axis`` is the axis of the classes in
-    ``logits``."""
+    """Returns the cross-entropy of each token, in the shape of ``targets [b, ...]``, which are class numbers. ``axis``
+    is the axis of ``logits`` that has the classes. Tokens whose target is ``ignored`` get 0."""
     return F.cross_entropy(logits.movedim(axis, 1), targets, reduction="none", ignore_index=ignored)
 
 
 def token_accuracy(logits: Tensor, targets: Tensor, axis: int) -> Tensor:
-    """Returns which tokens are classified correctly, bool in the shape of ``targets``. ``axis`` is the axis of the
-    classes in ``logits``."""
+    """Returns which tokens are classified correctly, bool in the shape of ``targets [b, ...]``, which are class
+    numbers. ``axis`` is the axis of ``logits`` that has the classes."""
     return logits.argmax(axis) == targets
 
 
 def label_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the binary cross-entropy of each label, in the shape of ``targets``."""
+    """Returns the binary cross-entropy of each label of samples with several labels, in the shape of ``targets [b,
+    ...]``, which are 0 or 1. The logits have the same shape."""
     return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
 
 
 def label_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns which labels are predicted correctly, bool in the shape of ``targets``."""
+    """Returns which labels of samples with several labels are predicted correctly, bool in the shape of ``targets [b,
+    ...]``, which are 0 or 1. The logits have the same shape; a logit above 0 predicts 1."""
     return (logits > 0) == (targets > 0.5)
 
 
 def f1(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the numerator and denominator of the micro-averaged F1 of labels for each sample, both ``[b]``: 2 TP, and
-    2 TP + FP + FN. The metric is the sum of the first over the sum of the second."""
+    """Returns the numerator and denominator of the micro-averaged F1 for each sample, both ``[b]``: 2 TP, and 2 TP + FP
+    + FN, counted over the sample's labels. The F1 of a data set is the sum of the numerators divided by the sum of the
+    denominators. Targets ``[b, ...]`` are 0 or 1, and a logit above 0 predicts 1."""
     found, real = (logits > 0).flatten(1), (targets > 0.5).flatten(1)
     return 2 * (found & real).sum(1), found.sum(1) + real.sum(1)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns the squared error of each entry of ``targets``. Outputs ``[b, 1]`` fit targets ``[b]``."""
+    """Returns the squared error of each entry of ``targets [b, ...]``, the loss of a regression. Outputs have the shape
+    of the targets; for targets ``[b]`` they may also be ``[b, 1]``."""
     return (outputs.view(targets.shape) - targets).square()
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns the absolute error of each entry of ``targets``. Outputs ``[b, 1]`` fit targets ``[b]``."""
+    """Returns the absolute error of each entry of ``targets [b, ...]``. Outputs have the shape of the targets; for
+    targets ``[b]`` they may also be ``[b, 1]``."""
     return (outputs.view(targets.shape) - targets).abs()
 
 
@@ -100,7 +109,8 @@ class Metric:
             ``[b]``, or one for each entry of the targets ``[b, ...]``. If it returns two tensors ``[b]``, the metric is
             the sum of the first divided by the sum of the second.
         mode: ``max`` if larger values are better, or ``min``.
-        finish: a function that is applied to the mean, such as the exponential for perplexity.
+        finish: a function that turns the mean into the metric, such as the exponential for perplexity. By default the
+            metric is the mean itself.
     """
 
     values: Loss
@@ -113,17 +123,18 @@ class Task:
     """The loss with which a model is trained, and the metrics with which it is evaluated.
 
     Args:
-        kind: one of the kinds in this module's docstring.
-        loss: the loss of each sample or entry.
+        kind: ``classification``, ``multilabel``, ``regression``, ``tokens`` or ``other``.
+        loss: the loss of each sample, or of each entry of the targets.
         metrics: the metrics by name, which are evaluated on the test set.
         main: the metric by which models are compared, a name in ``metrics`` or ``loss``.
         mode: ``max`` if larger values of the main metric are better, or ``min``.
-        followed: the metric that is also recorded for each client's mini-batches, or None.
+        followed: the metric that is also recorded for each client's mini-batches, a name in ``metrics``, or None.
         ignored: the target of tokens that do not count, or None if all count.
         loss_per_entry: whether the loss returns a value for each token, not for each sample.
         class_axis: the axis of the logits ``[b, ...]`` that has the classes.
         smoothing: the label smoothing in training. Each target has the weight 1 - smoothing, and all classes share the
-            rest (C. Szegedy et al.: Rethinking the Inception Architecture for Computer Vision. CVPR 2016, section 7).
+            weight ``smoothing`` (C. Szegedy et al.: Rethinking the Inception Architecture for Computer Vision. CVPR
+            2016, section 7).
         counting: the weight of each target in the mean of the loss, for losses whose values already contain this
             factor, such as torch's with class weights. None if all targets count the same.
     """
@@ -142,18 +153,20 @@ class Task:
 
     @property
     def functions(self) -> list[Loss]:
-        """The loss and the functions of the metrics, which may be user-defined."""
+        """The task's loss and the functions of its metrics, as a list. Any of them may be user-defined, so their code
+        has to reach other processes."""
         return [self.loss, *(metric.values for metric in self.metrics.values())]
 
     def on(self, device: torch.device) -> Task:
-        """Returns the task with a loss whose tensors, such as class weights, are on ``device``."""
+        """Returns the task for computations on ``device``: the tensors of its loss, such as class weights, are copied
+        there."""
         if device.type == "cpu" or not isinstance(self.loss, nn.Module):
             return self
         return replace(self, loss=copy.deepcopy(self.loss).to(device))
 
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Returns the loss of each sample, ``[b]``. If there is a loss for each token, it is the mean over the sample's
-        tokens."""
+        """Returns the loss of each sample, ``[b]``, for a model's ``outputs``. If the loss gives a value for each
+        token, the loss of a sample is the mean over its tokens that count."""
         found = self.loss(outputs, targets)
         if self.counting is not None:
             weights = sums_of_samples(self.counting(targets))
@@ -161,7 +174,8 @@ class Task:
         return self._means(found, targets)
 
     def training_losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Returns the loss of each sample in training, ``[b]``: :meth:`losses`, with label smoothing if it is set."""
+        """Returns the loss of each sample in training, ``[b]``, for a model's ``outputs``. It is what :meth:`losses`
+        returns, but with label smoothing if ``smoothing`` is set."""
         if not self.smoothing:
             return self.losses(outputs, targets)
         ignored = -100 if self.ignored is None else self.ignored
@@ -172,8 +186,8 @@ class Task:
         return self._means(each, targets)
 
     def weights(self, targets: Tensor) -> Tensor | None:
-        """Returns the weight of each sample in a mean of losses, float32 ``[b]``: the number of tokens that count, or
-        the weight of the sample's class. None if all samples have the same weight."""
+        """Returns by how much each sample counts in the mean of several samples' losses, float32 ``[b]``: the number of
+        its tokens that count, or the weight of its class. Returns None if all samples count the same."""
         if self.counting is not None:
             return sums_of_samples(self.counting(targets))
         if not self.loss_per_entry or self.ignored is None:
@@ -181,8 +195,9 @@ class Task:
         return (targets != self.ignored).flatten(1).sum(1).float()
 
     def sums(self, name: str, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the numerator and denominator of a metric for each sample, both ``[b]``, to be summed over samples. A
-        denominator of None means 1 for every sample.
+        """Returns a numerator and a denominator for each sample, both ``[b]``. A metric of many samples is the sum of
+        their numerators divided by the sum of their denominators, so batches can be evaluated one by one; :meth:`value`
+        makes the metric of the two sums. A denominator of None means 1 for every sample.
 
         Args:
             name: a name in ``metrics``, or ``loss``.
@@ -200,8 +215,9 @@ class Task:
         return total if count is None else total / count.clamp(min=1)
 
     def _totals(self, found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the sums of ``found [b, ...]`` over each sample's tokens that count, and the numbers of these tokens,
-        both ``[b]``. If all entries count, it returns each sample's mean, and None."""
+        """Returns a numerator and a denominator for each sample, both ``[b]``: the sum of ``found [b, ...]`` over the
+        sample's tokens that count, and the number of these tokens. If all entries count, the numerator is the sample's
+        mean, and the denominator is None."""
         if found.dim() == 1:
             return found, None
         if self.ignored is None or found.shape != targets.shape:
@@ -210,23 +226,28 @@ class Task:
         return torch.where(real, found, 0).flatten(1).sum(1, dtype=torch.float32), real.flatten(1).sum(1).float()
 
     def value(self, name: str, total: float, count: float) -> float:
-        """Returns the metric ``name``, given the sums of what :meth:`sums` returned; NaN if ``count`` is 0."""
+        """Returns the metric ``name`` (or ``loss``) of some samples, such as the test set: ``total / count``, to which
+        the metric's ``finish`` is applied. ``total`` and ``count`` are the sums, over these samples, of the numerators
+        and denominators that :meth:`sums` returns. If ``count`` is 0, the quotient is NaN."""
         mean = total / count if count else math.nan
         return mean if name == "loss" else self.metrics[name].finish(mean)
 
 
 def mean_loss(each: Tensor, weights: Tensor | None) -> Tensor:
-    """Returns the mean of the losses ``each [b]`` of a batch, weighted by ``weights [b]`` if they are not None."""
+    """Returns the loss of a mini-batch: the mean of its samples' losses ``each [b]``, weighted by ``weights [b]`` if
+    they are not None. If all weights are 0, the mean is 0."""
     return each.mean() if weights is None else (each * weights).sum() / weights.sum().clamp(min=LEAST_WEIGHT)
 
 
 def sums_of_samples(values: Tensor) -> Tensor:
-    """Returns the sums ``[b]`` over each sample's entries of ``values [b, ...]``."""
+    """Returns the sum of each sample's values, ``[b]``, for ``values [b, ...]`` with a value for each entry of a
+    sample, such as a token."""
     return values if values.dim() == 1 else values.flatten(1).sum(1, dtype=torch.float32)
 
 
 def exponential(mean: float) -> float:
-    """Returns e to the power of ``mean``; infinity where that is too large for a float."""
+    """Returns e to the power of ``mean``, which is the perplexity if ``mean`` is a mean cross-entropy. The result is
+    infinity where it is too large for a float."""
     try:
         return math.exp(mean)
     except OverflowError:
@@ -234,7 +255,7 @@ def exponential(mean: float) -> float:
 
 
 def task_of(kind: str, axis: int, ignored: int) -> Task:
-    """Returns a task of the given kind with its default loss and metrics.
+    """Returns the task of a ``kind``, with the default loss and metrics of that kind.
 
     Args:
         kind: ``classification``, ``multilabel``, ``regression``, ``tokens`` or ``other``.

@@ -33,10 +33,12 @@ _before: list[tuple[Callable[[Any], Any], Any]] = []
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """A context in which torch has the settings of a new process, except for the kernels of :data:`ATTENTION`.
+    """A context in which fedray computes the same, whatever settings of torch the caller has: torch has the settings of
+    a new process, except for the kernels of :data:`ATTENTION`. For example, a surrounding ``torch.no_grad()`` or
+    ``torch.set_default_dtype(torch.float64)`` has no effect.
 
-    Afterwards the thread's settings are restored. Settings of the whole process are restored once the last thread has
-    left such a context. It can also be used as a decorator.
+    After the context the thread's settings are restored. Settings of the whole process are restored when no thread is
+    in such a context any more. The function can also be used as a decorator.
     """
     import torch
 
@@ -62,7 +64,8 @@ def neutral() -> Iterator[None]:
 
 
 def _enter() -> None:
-    """Sets the process's settings to the values of :func:`_settings`."""
+    """Sets torch's settings of this process to the values that :func:`_settings` lists, and notes the former values if
+    this is the first thread to enter a neutral context."""
     global _users
     with _lock:
         for getter, setter, value in _settings():
@@ -75,7 +78,7 @@ def _enter() -> None:
 
 
 def _leave() -> None:
-    """Restores the process's settings once no thread is in a neutral context."""
+    """Restores torch's former settings of this process if this was the last thread in a neutral context."""
     global _users
     with _lock:
         _users -= 1
@@ -85,7 +88,8 @@ def _leave() -> None:
 
 
 def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
-    """Returns the settings on which results depend: how each is read and set, and the value that it gets."""
+    """Returns the settings of torch on which results depend, as a list of (getter, setter, value): functions that read
+    and set the setting, and the value that it has in a neutral context."""
     import torch
 
     backends: Any = torch.backends

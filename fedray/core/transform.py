@@ -20,8 +20,9 @@ from fedray.errors import UserError
 from fedray.usercode.importing import as_user_error
 
 Transform = Callable[[Any], Any]
-"""``transform(x)`` returns changed copies of the inputs ``x [b, ...]`` of one client's mini-batch, with the same shape
-and type. Inputs are in their stored form, before they are scaled: images from files are uint8, 0 to 255."""
+"""The type of the user's ``data.transform``: ``transform(x)`` returns changed copies of the inputs ``x [b, ...]`` of
+one client's mini-batch, with the same shape and type. Inputs are in their stored form, before they are scaled: images
+from files are uint8, 0 to 255."""
 
 TRIED_OFTEN, FEW = 30, 4
 """``TRIED_OFTEN`` is the number of seeds with which a transform is run on ``FEW`` samples, to find out whether it can
@@ -37,7 +38,9 @@ differently."""
 
 @dataclass(frozen=True)
 class EachSample:
-    """A transform that applies ``transform`` to each sample ``[...]`` of a mini-batch in turn."""
+    """A transform of mini-batches that applies the user's ``transform`` to each sample ``[...]`` of a mini-batch
+    separately, so that each gets random numbers of its own. Calling it with inputs ``[b, ...]`` returns changed inputs
+    ``[b, ...]``."""
 
     transform: Transform
 
@@ -48,7 +51,7 @@ class EachSample:
 
 
 def each_sample(transform: Transform) -> Transform:
-    """Makes a transform change each sample of a mini-batch differently.
+    """Makes a transform of mini-batches that changes each sample differently, of a transform of single samples.
 
     torchvision's transforms draw random numbers once per call, so they flip or crop all images of a batch in the same
     way.
@@ -69,7 +72,8 @@ def each_sample(transform: Transform) -> Transform:
 
 @dataclass(frozen=True)
 class SeededTransform:
-    """Applies the user's ``function`` to the mini-batch of each client of a stack.
+    """The user's transform of training samples (``data.transform``) with fixed random numbers. It applies ``function``
+    to the mini-batch of each client of a stack.
 
     Before each call the global random generators of Python, NumPy and torch are seeded by (seed, round, client, local
     step). So a client's result does not depend on which other clients are trained, or where. ``name`` is the function's
@@ -81,7 +85,8 @@ class SeededTransform:
     module: str | None = None
 
     def __call__(self, x: Any, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Any:
-        """Returns changed copies of the stored inputs ``x [C, b, ...]``. Only the first ``counts[i]`` samples of client
+        """Applies the user's function to the mini-batches of C clients in local step ``step``: returns changed copies
+        of the stored inputs ``x [C, b, ...]``, in the same shape. Only the first ``counts[i]`` samples of client
         ``ids[i]`` are real, and only these are passed to the function."""
         result = map_leaves(Tensor.clone, x)
         for row, (client, count) in enumerate(zip(ids, counts, strict=True)):
@@ -105,10 +110,12 @@ class SeededTransform:
         return changed
 
     def check(self, x: Any) -> list[str]:
-        """Tries the transform on stored inputs ``[b, ...]``, and returns warnings for the user.
+        """Tries the user's function on stored inputs ``x [b, ...]`` before training, and returns warnings for the user
+        as lines of text: that the function draws no random numbers, or changes all samples of a mini-batch alike. The
+        list is empty if all is well.
 
-        Raises :class:`UserError` if it fails, returns inputs of another structure, shape or type, or draws from a
-        random generator that can't be seeded from outside.
+        Raises :class:`UserError` if the function fails, returns inputs of another structure, shape or type, or NaN, or
+        draws from a random generator that can't be seeded from outside.
         """
         with as_user_error(f"{self.name} failed"):
             fresh = replace(self, function=_copy(self.function))
@@ -140,13 +147,15 @@ class SeededTransform:
 
     @property
     def code(self) -> list[Any]:
-        """The functions and objects of which the transform consists. Their code is part of what identifies a run."""
+        """The functions and objects of which the user's transform consists, such as the steps of a ``Compose``. Their
+        code is hashed, because two runs with different transforms are different runs."""
         return [*_parts(self.function), *([sys.modules[self.module]] if self.module in sys.modules else [])]
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """Yields ``thing``, the callables in its attributes, and the callables in lists there, such as the steps of a
-    Compose."""
+    """Yields the functions and objects of which the transform ``thing`` consists: ``thing`` itself, the callables in
+    its attributes, and the callables in lists and dicts there, such as the steps of a Compose. ``depth`` is the number
+    of levels above ``thing``."""
     yield thing
     inside = getattr(thing, "__dict__", None)
     if isinstance(thing, partial):

@@ -18,21 +18,23 @@ Node: TypeAlias = tuple[int, int]
 
 
 HELD_BYTES = 64_000_000
-"""The most bytes of rows that are collected before they are added up."""
+"""The most bytes of clients' rows that are collected before they are added up."""
 
 CACHED = 1 << 17
 """How many numbers are in double precision at a time while rows are added up: as many as fit into a processor's
 cache."""
 
 CACHED_ON_GPU = 1 << 24
-"""The same for GPUs (128 MB), on which the launches of kernels take the time."""
+"""As :data:`CACHED`, but for GPUs (128 MB), on which most of the time goes into launching kernels."""
 
 
 class TreeSum:
-    """Adds up float64 vectors, one for each client of a cohort, along the tree.
+    """A sum of float64 vectors, one for each client of a cohort, that has the same bits in whatever order they are
+    added.
 
-    Leaves and complete subtrees may be added in any order; the sum has the same bits. If leaves are added in the order
-    of their positions, only one vector for each level of the tree is in memory.
+    The vectors are added along a fixed binary tree, whose leaves are the clients' positions in the cohort. The node
+    ``(level, index)`` of the tree is the sum over the positions index * 2**level to (index + 1) * 2**level - 1. If
+    clients' vectors are added in the order of their positions, only one vector for each level of the tree is in memory.
 
     Args:
         members: the number of clients in the cohort, which is the number of leaves.
@@ -44,10 +46,11 @@ class TreeSum:
         self._read_only: set[Node] = set()
 
     def add(self, node: Node, value: Tensor, read_only: bool = False) -> None:
-        """Adds the float64 ``value`` of a node. A leaf is the node ``(0, position)``.
+        """Adds the float64 ``value`` of a node of the tree of additions. A leaf ``(0, position)`` is the vector of one
+        client; ``(level, index)`` is a sum that was already taken over 2**level positions, from index * 2**level on.
 
-        A sum is written into the memory of one of its terms, unless both are ``read_only``. It is on the device of the
-        term that was added first.
+        The sum of two values is written into the memory of one of them, unless both are ``read_only``. It is on the
+        device of the value that was added first.
         """
         level, index = node
         while index or (1 << level) < self.members:
@@ -70,26 +73,29 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def take(self, node: Node) -> Tensor | None:
-        """Removes a node and returns its value, which the caller may overwrite. Returns None if the node is missing or
-        read-only."""
+        """Removes the node ``(level, index)``, a sum over 2**level positions of the cohort, and returns its value,
+        which the caller may overwrite. Returns None, and removes nothing, if no value of this node has been added, if
+        the value was already added to its sibling's, or if it is read-only."""
         return None if node in self._read_only else self.nodes.pop(node, None)
 
     def total(self) -> Tensor:
-        """Returns the sum over all positions, each of which must have been added."""
+        """Returns the sum over all clients of the cohort, once the values of all of them have been added."""
         (value,) = self.nodes.values()
         return value
 
 
 class LeafSum:
-    """Adds float32 rows, each times its weight, to ``tree`` as leaves, in double precision.
+    """Adds clients' weighted float32 rows to the :class:`TreeSum` ``tree``, in double precision: :meth:`add` is called
+    for each stack of clients, and then :meth:`finish`.
 
-    Rows at neighbouring positions are collected until they fill a subtree of at most :data:`HELD_BYTES`. They are then
-    added up piece by piece, so that a long row is read only once and never copied to double precision as a whole.
+    Rows at neighbouring positions of the cohort are collected until they fill a subtree of at most :data:`HELD_BYTES`.
+    They are then added up piece by piece, so that a long row is read only once and never copied to double precision as
+    a whole.
 
     Args:
-        tree: the sum to which the leaves are added.
-        counts: the slices of a row that hold counts, which have no average. There the sum takes the numbers of the row
-            at position 0, without a weight.
+        tree: the sum to which the rows are added as leaves.
+        counts: the slices of a row that hold counts, such as numbers of batches, which have no average. There the sum
+            takes the numbers of the row at position 0, without a weight.
     """
 
     def __init__(self, tree: TreeSum, counts: Sequence[slice] = ()) -> None:
@@ -98,8 +104,9 @@ class LeafSum:
         self._stop = 0
 
     def add(self, start: int, rows: Tensor, weights: Tensor) -> None:
-        """Adds ``weights [C, 1]`` times ``rows [C, ...]`` as the leaves from position ``start`` on. The rows must not
-        be changed before :meth:`finish`."""
+        """Adds ``weights [C, 1]`` times ``rows [C, ...]`` to the sum, for the C clients at the positions ``start`` to
+        start + C - 1 of the cohort. The caller must not change the rows before :meth:`finish` is called, because they
+        may only be added then."""
         if start != self._stop:
             self.finish()
         self._held.append((start, rows, weights))
@@ -110,7 +117,7 @@ class LeafSum:
             self.finish()
 
     def finish(self) -> None:
-        """Adds the rows that were collected."""
+        """Adds up the rows that :meth:`add` has collected so far. It is called after the last :meth:`add`."""
         held, self._held = self._held, []
         for start, stop in subtrees(held[0][0], self._stop, self.tree.members) if held else ():
             parts = [
@@ -121,7 +128,8 @@ class LeafSum:
             self._add(start, stop, [rows for rows, _ in parts], torch.cat([weights for _, weights in parts]))
 
     def _add(self, start: int, stop: int, rows: Sequence[Tensor], weights: Tensor) -> None:
-        """Adds the ``rows`` of all leaves of the subtree over the positions start .. stop - 1."""
+        """Adds up the ``rows`` of the positions ``start`` to stop - 1, each times its weight, and adds the result to
+        ``tree`` as the value of the node over these positions."""
         shape, flat = rows[0].shape[1:], [part.reshape(len(part), -1) for part in rows]
         cached = CACHED if weights.device.type == "cpu" else CACHED_ON_GPU
         (level, index), width, piece = subtree(start, stop - start), shape.numel(), cached // (stop - start) or 1
@@ -141,8 +149,9 @@ class LeafSum:
         self.tree.add((level, index) if is_new else (level + 1, index >> 1), value)
 
     def _count(self, first: Tensor | None, place: slice, total: Tensor) -> None:
-        """Writes the counts into ``total``, the piece ``place`` of a sum: those of ``first``, the row at position 0, or
-        zeros if the piece does not include that row."""
+        """Writes the counts of a row into ``total``, the piece ``place`` (a slice) of a sum. The counts are those of
+        ``first``, the row at position 0 of the cohort, or zeros if ``first`` is None because the sum does not include
+        that row."""
         for each in self.counts:
             begin, end = max(each.start, place.start), min(each.stop, place.stop)
             if begin < end:
@@ -150,8 +159,8 @@ class LeafSum:
 
 
 def reduce_rows(rows: Tensor) -> Tensor:
-    """Returns the sum of ``rows [C, ...]`` along the tree, and overwrites them. The position of the first row must be a
-    multiple of a power of two that is at least C."""
+    """Returns the sum ``[...]`` of ``rows [C, ...]``, added in the order of the tree, and overwrites ``rows``. The
+    position of the first row in the cohort must be a multiple of a power of two that is at least C."""
     step = 1
     while step < len(rows):
         left = rows[: len(rows) - step : 2 * step]
@@ -161,8 +170,9 @@ def reduce_rows(rows: Tensor) -> Tensor:
 
 
 def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
-    """Yields the ranges ``(start, stop)``, from left to right, of the fewest subtrees that together cover the positions
-    start .. stop - 1 of the tree over ``members`` positions."""
+    """Splits the positions ``start`` to stop - 1 of a cohort of ``members`` clients into as few ranges as possible
+    whose sums are nodes of the tree of additions. Yields each range as ``(start, stop)``, from left to right: (2, 4),
+    (4, 6) for 2 to 5."""
     while start < stop:
         # the largest subtree that begins here
         size = start & -start or 1 << (members - 1).bit_length()
@@ -173,7 +183,9 @@ def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
 
 
 def subtree(start: int, size: int) -> Node:
-    """Returns the lowest node that covers the positions start .. start + size - 1.
+    """Returns the node ``(level, index)`` of the tree of additions that is the sum of the positions ``start`` to start
+    + size - 1. The node covers the positions from index * 2**level to (index + 1) * 2**level - 1, of which the last may
+    lie beyond the cohort.
 
     Let P be the smallest power of two that is at least ``size``. ``start`` must be a multiple of P, and ``size`` may be
     less than P only if the cohort ends with these positions.

@@ -14,11 +14,13 @@ from fedray.core.seeds import Purpose, torch_seed
 
 @dataclass
 class UploadRows:
-    """What an upload step may know about the rows that it gets. Entry i of each list is about row i.
+    """What an upload step may know about the rows that it gets: one row for each of C clients. Entry i of each list is
+    about row i.
 
-    ``name`` is the upload's name in the algorithm and ``phase`` the phase that uploads it. ``clients`` are the clients'
-    numbers. ``kept`` float32 ``[C, parameters]`` is what the step kept for these clients at their last participation,
-    and zeros before the first. A step that ``keeps`` assigns to it what it keeps from now on.
+    ``name`` is the upload's name in the algorithm and ``phase`` the phase that uploads it. ``round`` is the number of
+    the round, and ``clients`` are the clients' numbers. ``kept`` float32 ``[C, parameters]`` is what the step has
+    stored for these clients at their last participation, and zeros before the first. A step whose ``keeps`` is true
+    assigns to ``kept`` what it stores from now on. ``seed`` and ``place`` only serve :meth:`generator`.
     """
 
     name: str
@@ -30,22 +32,24 @@ class UploadRows:
     kept: Tensor | None = None
 
     def generator(self, row: int) -> torch.Generator:
-        """Returns a new random generator, on the CPU, for the client in ``row``.
+        """Returns a new random generator of torch, on the CPU, for the client in ``row``, from which an upload step
+        draws its noise.
 
-        Its numbers depend only on ``run.seed``, the round, the client, the upload and the step, and not on which
-        clients are computed together.
+        The generator's numbers depend only on ``run.seed``, the round, the client, the upload and the step, and not on
+        which clients are computed together.
         """
         drawn = torch_seed(self.seed, Purpose.UPLOAD, self.round, self.clients[row], self.place)
         return torch.Generator().manual_seed(drawn)
 
 
 class UploadStep:
-    """A step that every upload passes on the client's side, before it is weighted and summed (``train.upload``).
+    """The base class of steps that every upload passes on the client's side, before uploads are weighted and summed:
+    clipping, compression or noise (``train.upload``).
 
-    Any function ``step(rows, upload)`` is a step as well; a class can also keep a row for each client. Steps are called
-    in the order in which the configuration names them, each with what the one before has returned. A step must treat
-    each row separately, draw random numbers only from :meth:`UploadRows.generator`, and depend on nothing else.
-    :class:`fedray.testing.UploadContract` tests this.
+    Any function ``step(rows, upload)`` is a step as well; a class can also store a row for each client (:attr:`keeps`).
+    Steps are called in the order in which the configuration names them, each with the rows that the one before has
+    returned. A step must treat each row separately, draw random numbers only from :meth:`UploadRows.generator`, and
+    depend on nothing else. :class:`fedray.testing.UploadContract` tests this.
 
     Example:
         class Clip(UploadStep):
@@ -54,11 +58,12 @@ class UploadStep:
     """
 
     keeps: ClassVar[bool] = False
-    """Whether the step keeps a row for each client from one participation to the next (``upload.kept``), such as the
-    part that was not sent. Algorithms with several phases can't use such steps."""
+    """Whether the step stores a row for each client from one participation to the next (``upload.kept``), such as the
+    part of an update that was not sent. Algorithms with several phases can't use such steps."""
 
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:
-        """Returns the rows that are sent.
+        """Returns the rows that are sent in place of ``rows``. fedray calls it with the uploads of C clients, before
+        they are weighted and summed.
 
         Args:
             rows: float32 ``[C, parameters]``, a row for each client: an uploaded vector, or the update y_i - x of an

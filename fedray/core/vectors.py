@@ -22,11 +22,10 @@ round."""
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one named tensor lies in a row, or in a block of buffers.
-
-    ``order`` lists the tensor's dimensions from the outermost in memory to the innermost. It keeps a module's memory
-    format, such as channels last, which decides what kernels are run.
-    """
+    """The place of one named tensor in the row of a :class:`Model`: ``size`` numbers from ``start`` on. For buffers,
+    ``start`` is counted within their :class:`Block`. ``order`` lists the tensor's dimensions from the outermost in
+    memory to the innermost. It keeps a module's memory format, such as channels last, which decides what kernels are
+    run."""
 
     name: str
     shape: torch.Size
@@ -38,18 +37,20 @@ class Slot:
         return prod(self.shape)
 
     def view(self, vector: Tensor) -> Tensor:
-        """Returns the tensor as a view into ``vector [width]``."""
+        """Returns the tensor that this slot describes, in its own shape, as a view of ``vector [width]``, a model's
+        row."""
         return self.shaped(vector[self.start : self.start + self.size])
 
     def shaped(self, piece: Tensor) -> Tensor:
-        """Returns the tensor, given its numbers ``piece [size]`` in memory order."""
+        """Returns the tensor in its own shape, given its numbers ``piece [size]`` in the order in which they lie in
+        memory."""
         if self.plain:
             return piece.view(self.shape)
         inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
         return piece.view([self.shape[d] for d in self.order]).permute(inverse)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Returns the numbers ``[size]`` of ``tensor`` in memory order."""
+        """Returns the numbers of ``tensor`` as a vector ``[size]``, in the order in which they lie in memory."""
         return (tensor if self.plain else tensor.permute(self.order)).reshape(-1)
 
     @cached_property
@@ -58,15 +59,15 @@ class Slot:
 
 
 class Model:
-    """A model as one row of numbers, so that the formulas of algorithms can be written with + and -; or the C models of
-    a stack as C rows.
+    """A model as one row of numbers, so that the formulas of algorithms can be written with + and -; or C models, one
+    for each of C clients, as C rows.
 
     Models are points, and plain tensors ``[..., width]`` are directions between them. ``x - y`` of two models is the
     direction between their parameters; ``x + 0.5 * (y - x)`` is a model with the buffers of x. Shapes broadcast.
 
     Args:
-        row: float32 ``[width + buffer_width]``, or ``[C, width + buffer_width]`` for a stack: the trainable parameters,
-            and then the buffers, such as running statistics, if there are any.
+        row: float32 ``[width + buffer_width]``, or ``[C, width + buffer_width]`` for C models: the trainable
+            parameters, and then the buffers, such as running statistics, if there are any.
         width: the number of parameters, including padding.
 
     Example:
@@ -81,12 +82,12 @@ class Model:
 
     @property
     def parameters(self) -> Tensor:
-        """The trainable parameters ``[..., width]``, as a view."""
+        """The trainable parameters ``[..., width]``, as a view of the model's row."""
         return self.row[..., : self.width] if self.has_buffers else self.row
 
     @property
     def buffers(self) -> Tensor:
-        """The buffers ``[..., buffer_width]``, as a view."""
+        """The buffers ``[..., buffer_width]``, such as running statistics, as a view of the model's row."""
         return self.row[..., self.width :]
 
     @property
@@ -102,11 +103,13 @@ class Model:
         return Model(torch.cat([parameters, buffers], dim=-1), self.width)
 
     def with_buffers_of(self, other: Model) -> Model:
-        """Returns a model with this model's parameters and the buffers of ``other``."""
+        """Returns a model with this model's parameters and the buffers of ``other``, such as the clients' averaged
+        ones."""
         return other.with_parameters(self.parameters)
 
     def moved(self, direction: Tensor, by: float = 1.0) -> Model:
-        """Returns the model plus ``by`` times ``direction [..., width]``."""
+        """Returns a model with the parameters w + by * direction, where w are this model's, and with this model's
+        buffers. ``direction`` is ``[..., width]``."""
         return self.with_parameters(self.parameters.add(direction, alpha=by))
 
     def __add__(self, direction: Tensor) -> Model:
@@ -124,21 +127,24 @@ class Model:
         return self.with_parameters(self.parameters - other)
 
     def lerp(self, target: Model, weight: float) -> Model:
-        """Returns a model with the parameters x + weight (target - x) and the buffers of ``target``, which are averages
-        already."""
+        """Returns a model with the parameters x + weight (target - x), where x are this model's, and with the buffers
+        of ``target``. Algorithms use it at the server, where the buffers of ``target`` are already the clients'
+        average."""
         return target.with_parameters(self.parameters.lerp(target.parameters, weight))
 
     def zeros(self) -> Tensor:
-        """Returns the direction of length zero: a tensor of zeros ``[..., width]``."""
+        """Returns a vector of zeros in the shape of the model's parameters, ``[..., width]``, such as the start of a
+        momentum."""
         return torch.zeros_like(self.parameters)
 
     def clone(self) -> Model:
-        """Returns a copy in fresh memory."""
+        """Returns a copy of the model, or of the C models, in new memory."""
         return Model(self.row.clone(), self.width)
 
     def rows(self, count: int) -> Model:
-        """Returns ``count`` copies of a single model as a stack ``[count, ...]``. The copies share the memory of their
-        parameters, but not of their buffers, because training updates buffers in place."""
+        """Returns ``count`` copies of a single model as the rows of one :class:`Model`, ``[count, ...]``, for clients
+        that all start from it. The copies share the memory of their parameters, but not of their buffers, because
+        training updates buffers in place."""
         row = self.row.expand(count, -1)
         return Model(row.clone() if self.has_buffers else row, self.width)
 
@@ -147,18 +153,19 @@ class Model:
 
     @staticmethod
     def where(chosen: Tensor, one: Model, other: Model) -> Model:
-        """Returns for each client of a stack the model in ``one`` if ``chosen [C, 1]`` is true, and otherwise the model
-        in ``other``."""
+        """Chooses between two models for each of C clients: returns C models, of which row i is that of ``one`` if
+        ``chosen [C, 1]`` is true for client i, and otherwise that of ``other``."""
         return Model(torch.where(chosen, one.row, other.row), one.width)
 
 
 Vector: TypeAlias = Model | Tensor
-"""A model, or a direction as a plain tensor."""
+"""The type of values that may be a model, or a direction as a plain tensor ``[..., width]``."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """The buffers of one type, which lie next to each other in a row.
+    """The place of the buffers of one type, such as int64, in the row of a :class:`Model`: they lie next to each other,
+    in one block.
 
     Args:
         dtype: the type of the buffers.
@@ -177,17 +184,19 @@ class Block:
 
     @property
     def parts(self) -> int:
-        """How many numbers of the row an entry takes."""
+        """How many float32 numbers of a model's row each entry of the block's buffers takes."""
         return numbers.parts_of(self.dtype)
 
     @property
     def place(self) -> slice:
-        """Where the block's numbers lie, counted from the first buffer."""
+        """The slice of the block's numbers in a vector ``[buffer_width]``, the part of a model's row that holds
+        buffers."""
         return slice(self.start, self.start + self.parts * self.count)
 
     def read(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the block's tensors in ``buffers [buffer_width]`` by name. Those of float32 are views, unless they
-        are among ``units``."""
+        """Returns the block's buffers as a dict of tensors by name, in their own types and shapes. They are read from
+        ``buffers [buffer_width]``, the end of a model's row. Buffers of float32 are views, unless they are among
+        ``units``."""
         entries = buffers[self.place]
         if self.dtype is not torch.float32:
             entries = numbers.join(entries.view(self.parts, self.count), self.dtype)
@@ -196,12 +205,14 @@ class Block:
         return found
 
     def numbers_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Returns the values of the block's buffers in ``tensors`` as numbers ``[parts * count]`` of a row."""
+        """Converts the block's buffers, whose values are in ``tensors`` (by name), to the float32 numbers ``[parts *
+        count]`` that stand for them in a model's row. Other tensors in ``tensors`` are ignored."""
         entries = torch.cat([slot.flat(tensors[slot.name]) for slot in self.slots])
         return entries if entries.dtype is torch.float32 else numbers.split(entries.to(self.dtype)).view(-1)
 
     def write(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Writes the block's buffers, whose values are in ``tensors``, into ``buffers [buffer_width]``."""
+        """Writes the block's buffers, whose values are in ``tensors`` (by name), into their places in ``buffers
+        [buffer_width]``, the end of a model's row. Other tensors in ``tensors`` are ignored."""
         if self.dtype is torch.float32:
             entries = buffers[self.place]
             for slot in self.slots:
@@ -210,7 +221,8 @@ class Block:
             buffers[self.place] = self.numbers_of(tensors)
 
     def rounded(self, total: Tensor) -> Tensor:
-        """Returns the block's numbers in float32, given their sums ``total [parts * count]`` in float64."""
+        """Converts the block's part of a float64 sum over clients' rows, ``total [parts * count]``, to float32 numbers
+        of a row, ``[parts * count]``. Float64 buffers keep their precision: their parts are added and split again."""
         if not self.dtype.is_floating_point or self.parts == 1:
             return total.float()
         # a GPU may add three numbers in another order
@@ -224,15 +236,16 @@ def _scaled_to_length_1(vector: Tensor) -> Tensor:
 
 
 class Layout:
-    """How a module's tensors lie in the row of a :class:`Model`: the trainable parameters first, then the buffers.
+    """The places of a module's tensors in the row of a :class:`Model`: the trainable parameters come first, then the
+    buffers.
 
     ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, of which the last may
-    be padding, which is zero. ``buffers`` and ``buffer_width`` are the same for buffers, which keep their types: see
-    :mod:`fedray.core.numbers`.
+    be padding, which is zero. The buffers take ``buffers`` numbers, and ``buffer_width`` with padding. They keep their
+    types: see :mod:`fedray.core.numbers`.
 
-    Tensors that never change are not in the row: frozen parameters, and the buffers that are not ``changing``, which
-    are the ``constants``. A frozen parameter that forward passes change, such as a moving average of another layer, is
-    among the ``changing`` and is treated as a buffer. If ``changing`` is None, all buffers are.
+    Tensors that never change are not in the row: frozen parameters, and the ``constants``, which are the buffers that
+    are not named in ``changing``. A frozen parameter that forward passes change, such as a moving average of another
+    layer, is named in ``changing`` and is treated as a buffer. If ``changing`` is None, all buffers are in the row.
     """
 
     def __init__(self, module: nn.Module, changing: Collection[str] | None = None) -> None:
@@ -250,21 +263,25 @@ class Layout:
 
     @property
     def row_width(self) -> int:
-        """How many numbers the row of a model has."""
+        """How many float32 numbers the row of a model has: ``width`` for parameters and ``buffer_width`` for
+        buffers."""
         return self.width + self.buffer_width
 
     def model(self, row: Tensor) -> Model:
-        """Returns the model, or the models, in ``row [..., row_width]``."""
+        """Returns the row ``[row_width]`` of one model, or the rows ``[C, row_width]`` of C models, as a
+        :class:`Model`."""
         return Model(row, self.width)
 
     @cached_property
     def whole_numbers(self) -> list[slice]:
-        """Where buffers of whole numbers lie in a row. They count something, so they have no average."""
+        """The slices of a model's row that hold buffers of whole numbers, such as ``num_batches_tracked``. These count
+        something, so they are not averaged over clients."""
         whole = [block.place for block in self.blocks if not (block.dtype.is_floating_point or block.dtype.is_complex)]
         return [slice(self.width + place.start, self.width + place.stop) for place in whole]
 
     def pack(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> Model:
-        """Returns a copy of the parameters and buffers of ``module``, on the CPU."""
+        """Returns the parameters of ``module``, and the buffers that may change, as a single :class:`Model`. Its row
+        ``[row_width]`` is a copy, of type ``dtype`` and on the CPU."""
         row, tensors = torch.zeros(self.row_width, dtype=dtype), tensors_of(module)
         for slot in self.slots:
             slot.view(row).copy_(tensors[slot.name].detach())
@@ -272,28 +289,33 @@ class Layout:
         return Model(row, self.width)
 
     def named(self, model: Model) -> dict[str, Tensor]:
-        """Returns the tensors of a single model by name, including constant buffers. Those of float32 are views."""
+        """Returns the tensors of a single ``model`` as a dict by name, in their own shapes: trainable parameters and
+        all buffers, including those that never change. Tensors of float32 are views of the model's row."""
         buffers = {**self.constants, **self.split_buffers(model.buffers)}
         return {slot.name: slot.view(model.row) for slot in self.slots} | {n: buffers[n] for n in self._buffer_names}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the tensors in ``buffers [buffer_width]`` by name, without constant buffers. Those of float32 are
-        views."""
+        """Returns the buffers in ``buffers [buffer_width]``, the end of a model's row, as a dict of tensors by name, in
+        their own types and shapes. Buffers that never change are not among them. Buffers of float32 are views."""
         return {name: tensor for block in self.blocks for name, tensor in block.read(buffers).items()}
 
     def write_buffers(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Writes the buffers in ``tensors`` into ``buffers [buffer_width]``."""
+        """Writes the values of the buffers that may change, taken from ``tensors`` (by name), into ``buffers
+        [buffer_width]``, the end of a model's row. Other tensors in ``tensors`` are ignored."""
         for block in self.blocks:
             block.write(buffers, tensors)
 
     def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Returns the buffers in ``tensors`` as one row ``[buffer_width]``, with the padding of ``like``."""
+        """Returns the values of the buffers that may change, taken from ``tensors`` (by name), as a new vector
+        ``[buffer_width]``, the end of a model's row, with the padding of ``like [buffer_width]``. Unlike
+        :meth:`write_buffers`, it changes nothing in place, so it can be used in functions that are compiled."""
         if not self.blocks:
             return like
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])
 
     def rounded(self, total: Tensor) -> Model:
-        """Returns the model whose row is the float64 sum ``total [row_width]``, rounded to float32."""
+        """Returns the model whose row is a float64 sum over clients' rows, ``total [row_width]``, rounded to
+        float32."""
         row = total.float()
         for block in self.blocks:
             place = slice(self.width + block.place.start, self.width + block.place.stop)
@@ -301,13 +323,13 @@ class Layout:
         return Model(row, self.width)
 
     def gather(self, pieces: Sequence[Tensor | None], out: Tensor, written: Container[int] = ()) -> None:
-        """Writes the gradients of all parameters into one vector.
+        """Writes the gradients of all parameters into one vector ``[width]``, ``out``.
 
         Args:
-            pieces: the gradient of each parameter in the module's order, None for zeros.
+            pieces: the gradient of each parameter, in the order of the module's parameters; None for zeros.
             out: the vector ``[width]``.
-            written: the places in ``pieces`` of parameters whose gradients are in ``out`` already. Their pieces are
-                added.
+            written: the positions in ``pieces`` of parameters whose gradients are in ``out`` already. To these
+                gradients the pieces are added.
         """
         flat: list[Tensor] = []
         start = stop = 0
@@ -328,18 +350,20 @@ class Layout:
             torch.cat(flat, out=out[start:stop])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Returns the parameters in ``vector [width]`` by name, as views through which autograd can differentiate."""
+        """Returns the trainable parameters in ``vector [width]`` as a dict of tensors by name, in their own shapes.
+        They are views through which autograd can differentiate."""
         pieces = vector.split_with_sizes(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
 
 def frozen(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters of ``module`` that are not trained, by name."""
+    """Returns the parameters of ``module`` that are not trained (``requires_grad`` is false) as a dict by name."""
     return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and buffers of ``module`` by name, each tensor once."""
+    """Returns the parameters and buffers of ``module`` as a dict by name. A tensor that several layers share is in it
+    once, under the first of its names."""
     return Places(module).tensors
 
 
@@ -355,7 +379,8 @@ def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
 
 
 def _blocks(buffers: Mapping[str, Tensor], units: Collection[str]) -> tuple[list[Block], int]:
-    """Returns the blocks of ``buffers``, float32 first, and how many numbers of a row they take."""
+    """Returns the blocks of ``buffers`` (by name), grouped by type, float32 first; and how many numbers of a row they
+    take."""
     by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {torch.float32: []}
     for name, tensor in buffers.items():
         by_dtype.setdefault(tensor.dtype, []).append((name, tensor))

@@ -18,18 +18,19 @@ from torch import Tensor
 from fedray.core.structure import map_leaves
 
 USER_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-"""The folder in which the user wants torch to keep compiled code, or None. It is read early, because torch itself sets
-the variable later."""
+"""The folder in which the user wants torch to keep compiled code (``TORCHINDUCTOR_CACHE_DIR``), or None. It is read
+early, because torch itself sets the variable later."""
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Returns a context in which a function is compiled."""
+"""The type of functions that return a context in which another function is compiled."""
 
 Function = Callable[..., tuple[Tensor, ...]]
 
 
 def trace(function: Function, inputs: Any) -> torch.fx.GraphModule:
-    """Returns the operations of ``function(*inputs)`` as a graph. An operation that can't be traced, such as a branch
-    that depends on values, raises its own exception."""
+    """Returns the torch operations of ``function(*inputs)`` as a graph, which can be called with other inputs of the
+    same shapes, and compiled. An operation that can't be traced, such as a branch that depends on values, raises its
+    own exception."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # parameters that are not trained are constants of the graph
@@ -37,10 +38,12 @@ def trace(function: Function, inputs: Any) -> torch.fx.GraphModule:
 
 
 class Compiled:
-    """A pure ``function`` of tensors, or of tuples and dicts of tensors. It is compiled for each of the ``shapes`` of
-    mini-batches, when that shape first occurs.
+    """A function that torch's compiler makes faster: ``compiled(shape, *inputs)`` returns ``function(*inputs)`` for a
+    mini-batch of ``shape``.
 
-    Compilation takes place within the context ``around()``.
+    ``function`` must be pure, and take tensors, or tuples and dicts of tensors. It is compiled separately for each of
+    the ``shapes`` of mini-batches, when a mini-batch of that shape first occurs, within the context ``around()``.
+    ``shape in compiled`` says whether a shape is among them.
     """
 
     def __init__(self, function: Function, shapes: Collection[Any], around: Around = contextlib.nullcontext) -> None:
@@ -51,7 +54,8 @@ class Compiled:
         return shape in self._shapes
 
     def __call__(self, shape: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns ``function(*inputs)`` for a mini-batch of ``shape``."""
+        """Returns ``function(*inputs)``, compiled for mini-batches of ``shape``, which must be one of the shapes of
+        this object. The first call with a shape compiles the function, which takes some seconds."""
         # a compiled function is valid only for the strides with which it was compiled
         tensors = map_leaves(lambda tensor: tensor.contiguous(), inputs)
         with torch.no_grad():

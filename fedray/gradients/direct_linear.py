@@ -20,13 +20,13 @@ from torch.overrides import TorchFunctionMode
 from fedray.core.vectors import Layout, Slot
 
 LEAST = 200_000
-"""The smallest number of weights for which a layer is faster this way: watching the operations of a forward pass takes
-some microseconds each."""
+"""The smallest number of weights for which a linear layer is faster with :class:`DirectLinear`: watching the operations
+of a forward pass takes some microseconds each."""
 
 
 def saved_tensors_have_hooks() -> bool:
-    """Returns whether torch passes the tensors that it saves for the backward pass to hooks, as within
-    ``torch.utils.checkpoint``."""
+    """Returns whether torch currently passes the tensors that it saves for the backward pass to hooks, as within
+    ``torch.utils.checkpoint``. :class:`DirectLinear` leaves layers to torch there."""
     try:
         return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     except (AttributeError, TypeError):
@@ -35,8 +35,9 @@ def saved_tensors_have_hooks() -> bool:
 
 
 class DirectLinear(TorchFunctionMode):
-    """A context for forward passes, in which large linear layers prepare to write the gradient of their weights into a
-    row. ``parameters`` are the tensors of the parameters in ``layout``, in its order.
+    """A context for forward passes that makes training of large linear layers faster: their backward passes write the
+    gradients of the weights directly into the vector of all gradients, without a copy. ``parameters`` are the tensors
+    of the parameters in ``layout``, in its order.
 
     The backward pass has to run within :meth:`writing`. autograd then returns None for these weights, or the gradient
     that other operations contribute. In any other backward pass, such as one that a module makes within its forward
@@ -55,13 +56,15 @@ class DirectLinear(TorchFunctionMode):
 
     @property
     def has_layers(self) -> bool:
-        """Whether any parameter belongs to such a layer."""
+        """Whether the model has any linear layer that is large enough to gain from this context, which costs time
+        otherwise."""
         return bool(self._slots)
 
     @contextlib.contextmanager
     def writing(self, out: Tensor) -> Iterator[None]:
-        """A context for the backward pass that writes into the row ``out [width]``. Afterwards ``written`` has the
-        numbers of the parameters whose gradients were written."""
+        """A context for the backward pass, in which the large linear layers write the gradients of their weights into
+        ``out [width]``, the vector of all gradients. After it, the attribute ``written`` has the numbers of the
+        parameters whose gradients were written."""
         self.out, self.written = out, set()
         try:
             yield
@@ -87,8 +90,9 @@ class DirectLinear(TorchFunctionMode):
         return result
 
     def write(self, number: int, slot: Slot, left: Tensor, right: Tensor) -> None:
-        """Writes the product of two matrices as the gradient of the parameter ``number``, or adds it if such a gradient
-        was written before."""
+        """Writes the product of the matrices ``left`` and ``right`` into the vector of all gradients, at the place
+        ``slot``, as the gradient of parameter ``number``. If this gradient was written before, because a layer is used
+        twice, the product is added to it. The backward pass of a linear layer calls it."""
         assert self.out is not None
         place = slot.view(self.out)
         if number in self.written:
@@ -99,7 +103,8 @@ class DirectLinear(TorchFunctionMode):
 
 
 class _Linear(Function):
-    """A linear layer whose backward pass gives the gradient of its weights to a :class:`DirectLinear`."""
+    """The autograd function of a linear layer whose backward pass lets a :class:`DirectLinear` write the gradient of
+    the weights."""
 
     @staticmethod
     def forward(

@@ -14,12 +14,14 @@ from torch.jit import ScriptModule
 from fedray.core.task import Task
 
 KNOWN = ("builtins", "torch", "torchvision", "fedray")
-"""The packages whose modules always compute the same from the same tensors, however often they are called."""
+"""The packages in which all classes of modules compute the same from the same tensors, however often they are
+called."""
 
 
 def unknown_code(module: nn.Module, task: Task) -> str | None:
-    """Returns a clause for messages that names code which runs in a gradient of ``module`` and is a hook or not from
-    the :data:`KNOWN` packages; None if there is none.
+    """Looks for code in the gradient of ``module`` that might keep state from one call to the next, so that recorded
+    operations could not be replayed: hooks, and code that is not from the :data:`KNOWN` packages. Returns a clause for
+    messages that names such code, such as ``the loss is user-defined``, or None if there is none.
 
     The forward pass of a user-defined class may count its calls, draw random numbers from Python's generator, or keep
     statistics in attributes, which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known
@@ -35,7 +37,9 @@ def unknown_code(module: nn.Module, task: Task) -> str | None:
 
 
 def unknown_layer(module: nn.Module) -> str | None:
-    """Returns what :func:`unknown_code` returns, for the forward pass of ``module`` alone."""
+    """Looks for code in the forward pass of ``module`` that might keep state from one call to the next: hooks, and
+    classes that are not from the :data:`KNOWN` packages. Returns a clause for messages that names such code, such as
+    ``a layer Linear has a hook``, or None if there is none."""
     if global_hooks():
         return "this process has hooks for all modules"
     for layer in module.modules():
@@ -51,14 +55,15 @@ def unknown_layer(module: nn.Module) -> str | None:
 
 
 def may_write(module: nn.Module) -> bool:
-    """Returns whether a forward pass of ``module`` may write into its parameters. Unknown code may, and so may
-    embeddings with ``max_norm``."""
+    """Returns whether a forward pass of ``module`` may write into the module's parameters, as embeddings with
+    ``max_norm`` do. The answer is also True for all modules with hooks or user-defined code, which may do anything."""
     limited = (getattr(layer, "max_norm", None) is not None for layer in module.modules())
     return any(limited) or unknown_layer(module) is not None
 
 
 def global_hooks() -> bool:
-    """Returns whether there are hooks that torch calls for every module of this process."""
+    """Returns whether this process has any hooks that torch calls for every module (``register_module_forward_hook``
+    and the like). Other processes do not have them."""
     of_all = nn.modules.module
     return any(
         (
@@ -76,7 +81,8 @@ def _hooks(layer: nn.Module) -> list[Any]:
 
 
 def _adds_code(kind: type) -> bool:
-    """Returns whether a user-defined class has more methods or properties than ``__init__``, such as a ``forward``."""
+    """Returns whether ``kind``, a class of layers, is user-defined and has methods or properties besides ``__init__``,
+    such as a ``forward``, which may keep state."""
     members = (value for name, value in vars(kind).items() if name != "__init__")
     return not _is_of_known(kind) and any(callable(value) or hasattr(value, "__get__") for value in members)
 

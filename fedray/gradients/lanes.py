@@ -27,7 +27,8 @@ as fast as the ordinary way."""
 
 
 class Lanes:
-    """``count`` streams of the GPU ``device`` in which clients are computed side by side."""
+    """Streams of the GPU ``device``, called lanes, in which several clients are computed side by side. There are
+    ``count`` of them. The computation of all clients is captured as one CUDA graph."""
 
     def __init__(self, device: torch.device, count: int) -> None:
         new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
@@ -37,9 +38,9 @@ class Lanes:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Function, rows: Sequence[Sequence[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
-        """Captures ``function`` for all ``rows`` of inputs, which have the same shapes, as one graph. Returns a
-        function that launches the graph for as many other rows, and returns the rows of each output together, ``[C,
-        ...]``.
+        """Captures the computation of ``function`` for several ``rows`` of inputs, one row for each client, as one CUDA
+        graph. All rows must have the same shapes. Returns a function that launches the graph for as many other rows of
+        inputs, and returns for each output of ``function`` the clients' results as one tensor ``[C, ...]``.
 
         Raises RuntimeError if an operation can't be captured, such as one that waits for the GPU.
         """
@@ -70,7 +71,8 @@ class Lanes:
     def _side_by_side(
         self, function: Function, rows: Sequence[Sequence[Tensor]], lanes: Sequence[torch.cuda.Stream]
     ) -> list[tuple[Tensor, ...]]:
-        """Computes ``function`` of each row in a lane, and returns the rows of each output."""
+        """Computes ``function`` for each row of inputs, each in one of the ``lanes`` (streams of the GPU). Returns a
+        list with an entry for each output of ``function``: the results of all rows."""
         found = []
         for lane in lanes:
             lane.wait_stream(self._main)
@@ -83,8 +85,9 @@ class Lanes:
 
 
 class SideBySide(Recorded):
-    """Replays a function on a GPU for several clients at once, with the graphs of ``lanes``. ``say`` gets a line for
-    the user if that is impossible."""
+    """A pure ``function``, such as a gradient, that is computed for several clients at once on a GPU, with CUDA graphs
+    that ``lanes`` captures. ``changing`` are tensors, such as a module's parameters, that the function may use only if
+    they are among its inputs. ``say`` is called with a line for the user if no graph can be captured."""
 
     @property
     def first(self) -> int:
@@ -111,9 +114,13 @@ class SideBySide(Recorded):
     def together(
         self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager], same_shape: bool = False
     ) -> tuple[Tensor, ...]:
-        """Returns the function's outputs for several ``rows`` of inputs, with the rows of each output together, ``[C,
-        ...]``. Rows of the same shape are computed by one graph; ``same_shape`` says that all rows have the same
-        shape."""
+        """Computes the function for C clients: returns for each of its outputs the clients' results as one tensor ``[C,
+        ...]``.
+
+        ``rows`` has the inputs of each client, and ``eager`` a function for each client that computes the same result
+        in the ordinary way, for use when there is no graph yet. Clients whose inputs have the same shapes are computed
+        by one graph; ``same_shape`` says that this is the case for all of them.
+        """
         if same_shape:
             return self._of_shape(shape_of(rows[0]), rows, eager)
         shapes: dict[Any, list[int]] = {}
@@ -147,8 +154,9 @@ class SideBySide(Recorded):
         return self._graphs[key](rows)
 
     def _is_right(self, key: Any, inputs: Sequence[Any], launched: Sequence[Tensor]) -> bool:
-        """Returns whether ``launched`` is what the function returns. If the function returns something else each time,
-        because a GPU has no deterministic kernel, nothing can be compared, and the answer is True."""
+        """Returns whether ``launched``, the results of a CUDA graph for one client, are what the function returns for
+        the same ``inputs``. If the function returns something else each time, because a GPU has no deterministic
+        kernel, nothing can be compared, and the answer is True."""
         expected = self.function(*inputs)
         if same(expected, launched):
             return True
@@ -169,7 +177,8 @@ def _copy(held: Sequence[Sequence[Tensor]], rows: Sequence[Sequence[Tensor]]) ->
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` without the repetitions of an ``expand``."""
+    """Returns ``tensor`` without the repetitions that ``expand`` has added, as a view, so that each number is copied
+    only once."""
     if 0 not in tensor.stride():
         return tensor
     sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]

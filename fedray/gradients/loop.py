@@ -23,7 +23,9 @@ from fedray.gradients.passes import Gradient, RuleLoss, followed_of, in_rows, lo
 
 
 class LoopNetwork(Network):
-    """Runs one client after another through the module itself."""
+    """The kind of :class:`Network` that computes the forward passes and gradients of C clients one after another, each
+    through the user's module itself. It works for all modules. On a GPU, gradients that are replayed are computed for
+    several clients side by side."""
 
     @cached_property
     def _direct(self) -> DirectLinear | None:
@@ -68,7 +70,8 @@ class LoopNetwork(Network):
         return Gradient(values, losses, followed_of(sums))
 
     def _inputs(self, at: Model, batch: Batch, rows: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Returns the inputs of :meth:`pure_gradient` for the clients in some ``rows``."""
+        """Returns the inputs of :meth:`pure_gradient` for the clients in ``rows``, the numbers of some rows of the
+        stack: a list with a tuple for each of these clients."""
         if batch.counts is not None:
             return [self.inputs_of(at, batch, row) for row in rows]
         # selecting them row by row would take as long as the launch of all their gradients
@@ -86,8 +89,9 @@ class LoopNetwork(Network):
         rng: Draws,
         scale: LossScale | None,
     ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns for the client in ``row``, with the algorithm's loss if there is
-        one. The buffers of ``at`` are updated in place, and returned as the new buffers."""
+        """Computes the gradient of one client, the one in ``row``, through the module itself, with the algorithm's loss
+        if there is one. Returns the gradient ``[width]``, the task loss, the buffers, and the sums of the followed
+        metric, if any. The buffers of ``at`` are updated in place."""
         value = self._empty_gradient()
         self.training_mode(x, len(y))
         self.load(at, owned=True)
@@ -107,8 +111,9 @@ class LoopNetwork(Network):
         return at[row].parameters, at[row].buffers, *self._begin(batch, row)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the gradient ``[width]`` of one client's mini-batch, the task loss, the new buffers
-        ``[buffer_width]``, and the one or two sums of the followed metric, if there is one.
+        """Computes the gradient of one client's mini-batch without changing anything, so that it can be compiled.
+        Returns a tuple: the gradient ``[width]``, the task loss, the new buffers ``[buffer_width]``, and the one or two
+        sums of the metric that the task follows, if there is one.
 
         The ``inputs`` are the parameters ``[width]``, the buffers ``[buffer_width]``, and x and y of the mini-batch.
         """
@@ -123,8 +128,10 @@ class LoopNetwork(Network):
         return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns. Large linear layers write their weights' gradient into the
-        result."""
+        """Computes what :meth:`pure_gradient` computes, from the same ``inputs``, with operations that are faster when
+        they are recorded and replayed: large linear layers write their weights' gradients directly into the result.
+        Returns the gradient ``[width]``, the task loss, the new buffers ``[buffer_width]``, and the sums of the
+        followed metric, if any."""
         w, buffers, x, y = inputs
         self.training_mode(x, len(y))
         copies = self._copies(buffers)
@@ -140,8 +147,8 @@ class LoopNetwork(Network):
         return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def _joined(self, held: dict[str, Tensor], names: Iterable[str], buffers: Tensor) -> Tensor:
-        """Returns the buffers ``names`` among ``held``, the tensors of a module after its forward pass, as a row like
-        ``buffers``."""
+        """Returns the buffers ``names`` among ``held``, the tensors of a module by name after its forward pass, as a
+        vector ``[buffer_width]`` with the padding of ``buffers``."""
         return self.layout.join_buffers({name: held[name].detach() for name in names}, buffers)
 
     def _empty_gradient(self) -> Tensor:

@@ -16,8 +16,8 @@ FIRST = 2.0**16
 
 
 class LossScale:
-    """The factors ``[C]`` by which the losses of the C clients of a stack are multiplied before their backward passes.
-    The gradients are divided by them afterwards.
+    """The loss scaling of training in fp16: factors ``[C]`` by which the losses of C clients are multiplied before
+    their backward passes. The gradients are divided by these factors afterwards.
 
     Without scaling, small gradients would become 0 in half precision (Micikevicius et al., ICLR 2018). Whenever a
     gradient overflows, the factor is halved and the backward pass is repeated, so no local step is skipped. Factors are
@@ -29,8 +29,9 @@ class LossScale:
         self.factors = torch.full((clients,), FIRST, device=device)
 
     def lowered(self, gradients: Tensor, clients: slice = slice(None)) -> bool:
-        """Halves the factor of each of the ``clients`` whose row of ``gradients [clients, width]`` is not finite, and
-        returns whether there was one. A factor of 1 is not halved, because then the loss or the forward pass itself
+        """Checks ``gradients [clients, width]`` for overflow: halves the factor of each client whose row is not finite,
+        and returns whether there was any, so that the backward pass must be repeated. ``clients`` says to which of the
+        C clients the rows belong. A factor of 1 is not halved, because then the loss or the forward pass itself
         overflows."""
         factors = self.factors[clients]
         lower = ~gradients.isfinite().all(dim=1) & (factors > 1)
@@ -47,8 +48,13 @@ def write_gradient(
     client: int,
     direct: DirectLinear | None = None,
 ) -> None:
-    """Writes the gradient of ``objective`` with respect to the parameters ``tensors`` into ``out [width]``. ``client``
-    is the row of the client in its stack. Large linear layers write their part through ``direct``."""
+    """Computes the gradient of one client's loss ``objective`` with respect to the parameters ``tensors``, and writes
+    it into ``out [width]``, in the order of ``layout``.
+
+    With a ``scale``, the loss is multiplied by the factor of the client, which is in row ``client`` of its stack; the
+    backward pass is repeated with a smaller factor while the gradient overflows. With ``direct``, and without a
+    ``scale``, large linear layers write their gradients into ``out`` themselves.
+    """
     if scale is None:
         with contextlib.nullcontext() if direct is None else direct.writing(out):
             pieces = torch.autograd.grad(objective, tensors, allow_unused=True)

@@ -31,17 +31,19 @@ from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, l
 from fedray.gradients.recording import Recorded
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
-"""``draws(row)`` returns a context in which torch draws the random numbers of the client in that row of the stack."""
+"""The type of functions that fix the random numbers of dropout: ``draws(row)`` returns a context in which torch draws
+the random numbers of the client in that row of the stack."""
 
 
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
-    """Returns the :data:`Draws` of a module that draws no random numbers."""
+    """Returns a context that does nothing, whatever ``row`` is: the :data:`Draws` of a module that draws no random
+    numbers."""
     return contextlib.nullcontext()
 
 
 COPIED = 200_000
-"""The largest number of parameters for which a model is copied into the module. For a larger model, the module's
-parameters become views into the model's row, which takes microseconds for each tensor."""
+"""The largest number of parameters for which a model is copied into the module when it is loaded. For a larger model,
+the module's parameters become views into the model's row, which takes microseconds for each tensor."""
 
 
 TRACKING_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -51,12 +53,15 @@ CLASSIFICATION = Task()
 
 
 class Network:
-    """A module whose parameters are views into one flat row, so that loading a model takes one copy, or none.
+    """The user's module, prepared to compute forward passes and gradients at the models of many clients. Models are
+    flat rows of numbers, and the module's parameters are views into one such row, so that loading a model takes one
+    copy, or none.
 
-    ``changing`` are the names of the buffers that forward passes change; None means that all may be changed. ``writes``
-    says whether a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. In training, these
-    changes belong to the client's model; in evaluation they last for that pass. ``draws`` says whether the module draws
-    random numbers; a pass then runs within the context ``rng(seed, purpose, ...)``.
+    ``changing`` are the names of the buffers that forward passes change; None means that all may be changed. ``draws``
+    says whether the module draws random numbers, as dropout does; a forward pass then runs within the context
+    ``rng(seed, purpose, ...)``. ``writes`` says whether a forward pass may write into parameters, as
+    ``nn.Embedding(max_norm=...)`` does. In training, these changes belong to the client's model; in evaluation they
+    last for that pass.
     """
 
     def __init__(
@@ -99,8 +104,9 @@ class Network:
         self.recorded: Recorded | None = None
 
     def replay(self, lanes: int = 1, say: Callable[[str], None] = lambda line: None) -> None:
-        """Turns on the replay of recorded gradients. On a GPU, those of ``lanes`` clients run side by side, and
-        ``say`` gets a line if they can't."""
+        """Makes gradients faster from now on: their torch operations are recorded once for each shape of mini-batches,
+        and then replayed. On a GPU, the gradients of ``lanes`` clients are computed side by side; ``say`` is called
+        with a line for the user if that is impossible."""
         changing = [*self._trainable, *self._buffers.values()]
         if self.device.type == "cuda":
             self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes), say)
@@ -109,8 +115,8 @@ class Network:
 
     @cached_property
     def decayed(self) -> Tensor:
-        """A mask ``[width]`` for weight decay: 0 for biases and the parameters of normalisation layers, 1 for all
-        others."""
+        """A mask ``[width]`` for weight decay: 0 for biases and the parameters of normalisation layers, 1 for all other
+        parameters."""
         norms = {
             f"{place}.{name}".lstrip(".")
             for place, layer in self.module.named_modules()
@@ -124,16 +130,18 @@ class Network:
         return found
 
     def _bind(self, parameters: Tensor) -> None:
-        """Makes the module's parameters views into ``parameters [width]``."""
+        """Makes the module's trainable parameters views into the vector ``parameters [width]``, so that they have its
+        values."""
         self._bound = parameters
         for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
             tensor.data = slot.view(parameters)
         self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
 
     def unload(self) -> None:
-        """Releases the memory of the loaded model, if the module only refers to it.
+        """Ends the use of the loaded model, so that the memory of its row can be freed even if the module's parameters
+        were views into it. It is called after a stack of clients was trained.
 
-        Raises :class:`UserError` if user-defined code has changed a buffer that is not among the changing ones.
+        Raises :class:`UserError` if user-defined code has changed a buffer that was not known to change.
         """
         for name, value in self._pristine.items():
             now = self.places.now(name)
@@ -147,11 +155,13 @@ class Network:
             self._bind(torch.zeros(1, device=self.device, dtype=self.dtype).expand(self.layout.width))
 
     def loaded(self) -> Model:
-        """Returns a copy of the loaded model. Before anything is loaded, it is the module's initial model."""
+        """Returns a copy of the model that is loaded in the module, as a single :class:`Model` on the network's device.
+        Before anything is loaded, it is the module's initial model."""
         return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
 
     def _watch(self) -> None:
-        """Makes the linear layers record their inputs from now on. This costs a few percent of a small model's step."""
+        """Makes the linear layers note their inputs in every forward pass from now on, because the features of a model
+        are the inputs of the last one. This costs a few percent of a small model's step."""
         self._watched = True
         predictor = set(self._head.predictor.modules()) if self._head else set()
         for layer in self.module.modules():
@@ -167,8 +177,10 @@ class Network:
     def outputs(
         self, x: Any, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
     ) -> Outputs:
-        """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``, which hold the
-        new buffers afterwards. ``features`` and ``predict`` ask for these outputs in addition to the logits."""
+        """Runs the forward pass of the inputs ``x [b, ...]``, and returns its :class:`Outputs`. It uses the loaded
+        model, or the parameters and buffers ``tensors`` by name; then ``tensors`` holds the new buffers afterwards.
+        ``features`` and ``predict`` ask for the features, and for the prediction of the head, in addition to the
+        logits."""
         if features and not self._watched:
             self._watch()
         self._predicting = predict
@@ -188,8 +200,9 @@ class Network:
         return output.to(self.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
 
     def mode(self, training: bool, resting: Sequence[nn.Module] = ()) -> None:
-        """Puts the module into training or evaluation mode. The layers ``resting``, and normalisation layers that are
-        frozen, stay in evaluation mode, so that they use their running statistics and do not change them."""
+        """Puts the module into training or evaluation mode. The layers ``resting``, and normalisation layers whose
+        parameters are frozen, stay in evaluation mode in any case, so that they use their running statistics and do not
+        change them."""
         # walking through a module takes as long as a small layer
         if self._mode != (training, bool(resting)):
             self._mode = training, bool(resting)
@@ -198,8 +211,9 @@ class Network:
                 layer.eval()
 
     def load(self, model: Model, owned: bool = False) -> None:
-        """Loads the parameters and buffers of a single model into the module. If the model is ``owned``, a forward pass
-        that writes into parameters may change those of ``model``."""
+        """Loads the parameters and buffers of a single ``model`` into the module, for the forward passes that follow.
+        If the model is ``owned``, forward passes that write into parameters may change ``model`` itself; otherwise
+        not."""
         if self._is_copied:
             if self.writes and self._are_elsewhere():
                 self._bind(self._bound)
@@ -216,8 +230,9 @@ class Network:
                 self._buffers[name].copy_(value)
 
     def saved(self, model: Model) -> dict[str, Tensor]:
-        """Returns the tensors of ``model`` as they are saved in a file: everything in the module's ``state_dict()``,
-        where a tensor may have several names, and the buffers outside it that forward passes change."""
+        """Returns the tensors of a single ``model`` as a dict by name, as they are saved in files: everything in the
+        module's ``state_dict()``, and the buffers outside it that forward passes change. A tensor that several layers
+        share is in the dict under each of its names."""
         places, layout = self.places, self.layout
         named = {**frozen(self.module), **layout.named(model)}
         named = {name: t for name, t in named.items() if name not in places.not_saved or name not in layout.constants}
@@ -243,11 +258,13 @@ class Network:
             model.parameters.copy_(self._bound)
 
     def _are_elsewhere(self) -> bool:
-        """Returns whether ``parameter.data = ...`` has taken parameters out of the row."""
+        """Returns whether user-defined code has taken parameters out of the row of the loaded model, by
+        ``parameter.data = ...``."""
         return [parameter.data_ptr() for parameter in self._trainable] != self._addresses
 
     def _present_buffers(self) -> dict[str, Tensor]:
-        """Returns the changing buffers as they currently are in the module."""
+        """Returns the buffers that forward passes change, as they currently are in the module, as a dict by name.
+        Raises :class:`UserError` if a forward pass has changed the shape of one."""
         found = {name: self.places.now(name) for name in self._buffers}
         for name, tensor in found.items():
             if not isinstance(tensor, Tensor) or tensor.shape != self._buffers[name].shape:
@@ -260,8 +277,9 @@ class Network:
 
     @torch.no_grad()
     def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
-        """Runs the forward pass of the inputs ``x [C, b, ...]`` at the C models ``at``, in evaluation mode. The logits
-        are ``[C, b, ...]``."""
+        """Runs the forward passes of the inputs ``x [C, b, ...]`` at the C models ``at``, in evaluation mode and
+        without gradients. Returns their :class:`Outputs`, with logits ``[C, b, ...]`` and features ``[C, b, d]``.
+        ``rng`` fixes the random numbers of modules that draw some."""
         self.mode(training=False)
         results = []
         for row in range(len(at.row)):
@@ -274,22 +292,24 @@ class Network:
         return Outputs(logits, torch.stack([result.features for result in results]))
 
     def _copies(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns copies of ``buffers [buffer_width]`` by name, which a forward pass may update."""
+        """Returns copies of the buffers in ``buffers [buffer_width]`` as a dict of tensors by name, which a forward
+        pass may update."""
         return {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
 
     def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
         return rng(row) if self.draws else contextlib.nullcontext()
 
     def _begin(self, batch: Batch, row: int) -> tuple[Any, Tensor]:
-        """Returns the real samples of one client's batch, with the module in training mode."""
+        """Returns the inputs and targets of the client in ``row``, without padding, and puts the module into training
+        mode for them."""
         x, y = batch.client_samples(row)
         self.training_mode(x, len(y))
         return x, y
 
     def training_mode(self, x: Any, size: int) -> None:
-        """Puts the module into training mode for a batch ``x`` of ``size`` samples. For a single sample, layers that
-        would have only one value per channel to normalise use their running statistics instead. BatchNorm2d mostly has
-        many values."""
+        """Puts the module into training mode for a mini-batch ``x`` of ``size`` samples of one client. If it has a
+        single sample, layers of batch normalisation that would have only one value per channel use their running
+        statistics instead. Layers of BatchNorm2d mostly have many values per channel even then."""
         if size > 1 or not self._norms:
             return self.mode(training=True)
         if self._single is None:
@@ -302,8 +322,10 @@ class Network:
     def training_pass(
         self, at: Model, batch: Batch, rng: Draws = undrawn, scale: LossScale | None = None
     ) -> TrainingPass:
-        """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
-        :meth:`gradients`."""
+        """Runs the forward passes of the mini-batches ``batch`` at the C models ``at``, in training mode, and returns a
+        :class:`TrainingPass`, which has their outputs and later computes the gradient. The buffers of ``at`` are
+        updated in place, as the passes update them. ``rng`` fixes the random numbers of modules that draw some
+        (dropout), and ``scale`` multiplies losses in fp16."""
         found = TrainingPass(self.layout, scale)
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
@@ -323,7 +345,8 @@ class Network:
         return found
 
     def _write_parameters(self, row: Tensor, trained: dict[str, Tensor]) -> None:
-        """Copies the parameters that a forward pass may have changed into a client's ``row``."""
+        """Copies the parameters ``trained`` (by name) into a client's ``row`` of parameters and buffers, if a forward
+        pass may have changed them."""
         for slot in self.layout.slots if self.writes else ():
             place = slot.view(row)
             if trained[slot.name].data_ptr() != place.data_ptr():
@@ -338,33 +361,39 @@ class Network:
         rng: Draws = undrawn,
         scale: LossScale | None = None,
     ) -> Gradient:
-        """Returns the gradient of the mean loss over each client's batch at the C models ``at``, in training mode.
+        """Returns the gradients ``[C, width]`` of the mean loss over each client's mini-batch at the C models ``at``,
+        in training mode, together with the clients' task losses and the metric that the task follows
+        (:class:`Gradient`).
 
-        The buffers of ``at`` are updated in place, as the module's forward pass updates them. ``rule_loss`` replaces
-        the task loss; it gets one row of each of ``extras [C, ...]``. The forward pass of a module that draws random
-        numbers (dropout) runs within ``rng``. Losses are multiplied by ``scale`` before the backward pass.
+        The buffers of ``at`` are updated in place, as the module's forward pass updates them. ``rule_loss`` is a loss
+        of the algorithm that replaces the task loss; it gets one row of each of ``extras [C, ...]``. ``rng`` fixes the
+        random numbers of modules that draw some (dropout). ``scale`` multiplies losses before the backward pass, in
+        fp16.
         """
         raise NotImplementedError
 
     def _task_gradient(
         self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``: compiled, replayed or as ``eager()``
-        computes it."""
+        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``, in the fastest way that is turned on:
+        compiled, replayed, or in the ordinary way, which is ``eager()``."""
         if self.compiled is not None and shape in self.compiled:
             return self.compiled(shape, *inputs)
         return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`gradients` computes with the task loss alone. It is a pure function, so that it can be
-        compiled."""
+        """Returns the gradient, the task loss and the sums of the metric that the task follows, for the task loss
+        alone, as a tuple of tensors; each subclass says which. It changes nothing, so that it can be compiled. The
+        ``inputs`` are those that :meth:`inputs_of` returns."""
         raise NotImplementedError
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns, computed by the operations that are to be recorded."""
+        """Returns the tuple that :meth:`pure_gradient` returns for the same ``inputs``, computed by the torch
+        operations that are to be recorded and replayed."""
         return self.pure_gradient(*inputs)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
-        """Returns the inputs of :meth:`pure_gradient` for ``batch``, and puts the module into training mode. In loop
-        mode they are the inputs for the client in ``row``."""
+        """Returns the inputs of :meth:`pure_gradient` for the mini-batches ``batch`` at the models ``at``, as a tuple,
+        and puts the module into training mode. If clients are computed one by one, these are the inputs for the client
+        in ``row``."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from fedray.gradients.loss_scale import LossScale, write_gradient
 
 
 class Outputs(NamedTuple):
-    """What a forward pass returns, for b samples.
+    """What a forward pass returns, for the b samples of one client.
 
     An algorithm that uses features or predictions declares ``needs_head``. They are None for a model that has none.
 
@@ -37,20 +37,21 @@ class Outputs(NamedTuple):
 
 
 class Predicting(nn.Module):
-    """A head whose ``predictor`` takes what enters its ``classifier``. The predictor is run only if a loss may use its
-    output."""
+    """The base class of heads with a ``predictor``, a second network that takes the same inputs as the head's
+    ``classifier``. The predictor is run only if a loss may use its output."""
 
     predictor: nn.Module
     classifier: nn.Linear
 
 
 def predicting_head(module: nn.Module) -> Predicting | None:
-    """Returns the head with a predictor within ``module``, or None."""
+    """Returns the layer of ``module`` that is a head with a predictor, or None if there is none."""
     return next((layer for layer in module.modules() if isinstance(layer, Predicting)), None)
 
 
 class UnfitTarget(ValueError):
-    """The loss can't be computed for the target at ``place`` in the mini-batch of the client in ``row`` of a stack."""
+    """Raised if the loss can't be computed for a target: the one at ``place`` in the mini-batch of the client in
+    ``row`` of a stack."""
 
     def __init__(self, row: int, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -58,7 +59,8 @@ class UnfitTarget(ValueError):
 
 
 RuleLoss = Callable[..., Tensor]
-"""``loss(outputs, task_losses [b], *extras) -> [b]``: an algorithm's own loss of each sample of one client."""
+"""The type of losses that an algorithm defines: ``loss(outputs, task_losses [b], *extras) -> [b]`` returns the loss of
+each sample of one client."""
 
 Followed = tuple[Tensor, Tensor | None]
 """The numerator and denominator ``[C]`` of the metric that the task follows, summed over each client's batch. A
@@ -66,13 +68,16 @@ denominator of None stands for the number of samples."""
 
 
 def followed_of(sums: Sequence[Tensor]) -> Followed | None:
-    """Returns the one or two ``sums`` of the followed metric as a pair; None if there are none."""
+    """Returns the sums of the metric that the task follows, such as the accuracy, as a pair (numerator, denominator).
+    ``sums`` has both, or only the numerator; the denominator is then None. Returns None if ``sums`` is empty, because
+    no metric is followed."""
     return (sums[0], sums[1] if len(sums) > 1 else None) if sums else None
 
 
 class Gradient(NamedTuple):
-    """The gradient ``value [C, width]``, the task loss ``[C]`` of each client's batch, and the metric that the task
-    follows, or None."""
+    """The gradients of C clients' mini-batches: ``value [C, width]``, and ``task_loss [C]``, the mean task loss of each
+    mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that the task follows, such as the
+    accuracy, or is None."""
 
     value: Tensor
     task_loss: Tensor
@@ -80,9 +85,12 @@ class Gradient(NamedTuple):
 
 
 class TrainingPass:
-    """A forward pass of a stack in training mode, whose gradient is computed later, when its loss is known.
+    """The forward passes of C clients in training mode, whose gradient is computed later, when the loss is known.
+    Algorithms get it from ``client.objective.training_pass(...)``.
 
-    ``features [C, b, d]`` are detached. ``task_loss [C]`` and ``followed`` are as in :class:`Gradient`.
+    ``features [C, b, d]`` are the inputs of the last Linear layer, without autograd's graph. ``task_loss [C]`` has the
+    mean task loss of each client's mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that
+    the task follows, such as the accuracy, or is None.
     """
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
@@ -91,7 +99,8 @@ class TrainingPass:
         self._passes: list[_Pass] = []
 
     def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: Losses) -> None:
-        """Adds the pass of the stack's next client, whose parameters are ``tensors``."""
+        """Adds the forward pass of the next client, in the order of the rows of its stack: the parameters ``tensors``
+        by name, the ``outputs``, and the losses ``found``."""
         self._passes.append(_Pass(tensors, outputs, found))
 
     @property
@@ -107,8 +116,8 @@ class TrainingPass:
         return torch.stack([each.outputs.features.detach() for each in self._passes])
 
     def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over each client's batch. It can be called only
-        once.
+        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over each client's mini-batch. It can be called
+        only once.
 
         Args:
             loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, the loss of each sample of one client.
@@ -124,7 +133,9 @@ class TrainingPass:
 
 
 class Losses(NamedTuple):
-    """The task losses ``each [b]`` of one client's batch, their weights in the mean, and the followed metric."""
+    """The losses of one client's mini-batch: ``each [b]`` has the task loss of each sample, and ``weights [b]`` by how
+    much each counts in the mean (None if all count the same). ``followed`` has numerator and denominator of the metric
+    that the task follows, such as the accuracy, or is None."""
 
     each: Tensor
     weights: Tensor | None
@@ -132,7 +143,9 @@ class Losses(NamedTuple):
 
     @property
     def sums(self) -> list[Tensor]:
-        """The one or two sums of the followed metric; empty if no metric is followed."""
+        """Numerator and denominator of the metric that the task follows, such as the accuracy, as a list of sums over
+        the mini-batch; only the numerator if the denominator is the number of samples. The list is empty if no metric
+        is followed."""
         return [each for each in self.followed or () if each is not None]
 
     def mean(self, each: Tensor | None = None) -> Tensor:
@@ -140,9 +153,10 @@ class Losses(NamedTuple):
 
 
 def losses_of(task: Task, outputs: Outputs, y: Tensor, row: int) -> Losses:
-    """Returns the losses of the mini-batch of the client in ``row``, from the outputs of its forward pass.
+    """Returns the :class:`Losses` of the mini-batch with targets ``y [b, ...]`` of the client in ``row`` of its stack,
+    from the ``outputs`` of the client's forward pass.
 
-    Raises :class:`UnfitTarget` if the loss fails for some samples only. If it fails for all of them, the mistake is in
+    Raises :class:`UnfitTarget` if the loss fails for some samples only. If it fails for all samples, the mistake is in
     the loss, whose own exception is raised.
     """
     followed = None
@@ -178,6 +192,6 @@ class _Pass(NamedTuple):
 
 
 def in_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns ``tensors``, which have the same shape, as the rows of one tensor. A single tensor is returned as a
-    view."""
+    """Joins tensors of the same shape ``[...]``, one for each of C clients, to one tensor ``[C, ...]``. A single tensor
+    is not copied, but returned as a view ``[1, ...]``."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))

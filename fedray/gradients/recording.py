@@ -25,8 +25,8 @@ from fedray.errors import UserError, first_line
 from fedray.gradients.watching import Mode, address_of, written
 
 FIRST = 30
-"""The number of mini-batches of one shape that are computed before their gradient is recorded. Recording takes as long
-as about 30 gradients, and does not pay in a process that computes few of them."""
+"""The number of mini-batches of one shape that are computed in the ordinary way before their gradient is recorded.
+Recording takes as long as about 30 gradients, and does not pay in a process that computes few of them."""
 
 TRIED = 3
 """The number of mini-batches for which a new recording is on trial: its results are only compared, and the recording is
@@ -43,7 +43,7 @@ CHANGED = (
 Function = Callable[..., tuple[Tensor, ...]]
 
 Eager = Callable[[], tuple[Tensor, ...]]
-"""Computes the result of a recorded function in the ordinary way, without the recording."""
+"""The type of functions that compute the result of a recorded function in the ordinary way, without the recording."""
 
 _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
@@ -54,14 +54,17 @@ others use too. Operations that draw random numbers can't be recorded either."""
 
 
 class Unrecordable(Exception):
-    """The operations can't be recorded."""
+    """Raised if a function has an operation that can't be recorded and replayed. The message says which."""
 
 
 @dataclass
 class Known:
-    """What is known about mini-batches of one shape. ``steps`` is their number since ``replay`` was recorded, or the
-    number of all of them if nothing is recorded. ``new`` of them were added last. ``hopeless`` says that their gradient
-    is never recorded; ``said`` then gets the reason."""
+    """What is known about mini-batches of one shape: whether their gradient is recorded, and how often it was computed.
+
+    ``replay`` runs the recorded gradient; it is None if nothing is recorded. ``steps`` is the number of mini-batches
+    since it was recorded, or of all of them if nothing is recorded, and ``new`` is how many of them were counted last.
+    If ``hopeless``, the gradient will never be recorded. ``said`` is called with the reason when that is decided.
+    """
 
     steps: int = 0
     replay: Function | None = None
@@ -71,13 +74,14 @@ class Known:
 
     @property
     def is_new(self) -> bool:
-        """Whether the recording is on trial."""
+        """Whether the recording of a gradient is still on trial: its results are only compared with those of the
+        ordinary way, and not yet used."""
         return self.steps - self.new < TRIED
 
     @property
     def is_due(self) -> bool:
-        """Whether the recording has to be compared with the ordinary way: while it is new, and whenever the number of
-        steps reaches a power of two."""
+        """Whether the recording of a gradient has to be compared with the ordinary way at this step: while the
+        recording is on trial, and whenever the number of steps reaches a power of two."""
         return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
 
     def give_up(self, why: str) -> None:
@@ -86,14 +90,18 @@ class Known:
 
 
 class Recorded:
-    """Replays a pure ``function`` of tensors, or of tuples and dicts of tensors, whose result is a tuple of tensors.
+    """A pure ``function``, such as a gradient, that is made faster: its torch operations are recorded and then
+    replayed, without running its Python code. The function takes tensors, or tuples and dicts of tensors, and returns a
+    tuple of tensors.
 
-    A function can't be replayed if it uses one of the tensors ``changing`` that is not among its inputs.
+    A function that uses one of the tensors ``changing``, such as a module's parameters, is not replayed unless the
+    tensor is among its inputs.
     """
 
     @property
     def first(self) -> int:
-        """The number of mini-batches of one shape after which their gradient is recorded."""
+        """The number of mini-batches of one shape that are computed in the ordinary way before their gradient is
+        recorded."""
         return FIRST
 
     def __init__(self, function: Function, changing: Iterable[Tensor] = ()) -> None:
@@ -102,9 +110,10 @@ class Recorded:
         self._shapes: dict[Any, Known] = {}
 
     def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
-        """Returns ``function(*inputs)``, either replayed or computed by ``eager()``, which may overwrite ``inputs``.
+        """Returns ``function(*inputs)``, either replayed or computed in the ordinary way by ``eager()``, which may
+        overwrite ``inputs``.
 
-        Raises :class:`UserError` if ``eager`` no longer gives what ``function`` gave when it was recorded.
+        Raises :class:`UserError` if ``eager()`` no longer gives what ``function`` gave when it was recorded.
         """
         found = self.known(shape_of(inputs), inputs)
         replayed = None if found.replay is None else replay(found, found.replay, leaves_of(inputs))
@@ -118,8 +127,9 @@ class Recorded:
         return expected
 
     def known(self, key: Any, inputs: Sequence[Any], count: int = 1) -> Known:
-        """Returns what is known about mini-batches of the shape ``key``, after counting ``count`` more of them. Once
-        there are enough, their gradient is recorded with ``inputs``."""
+        """Counts ``count`` more mini-batches whose inputs have the shape ``key``, and returns what is known about
+        mini-batches of this shape: whether there is a recording that can be replayed. Once enough of them were counted,
+        the function is recorded with ``inputs``."""
         found = self._shapes.get(key)
         if found is None:
             found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST, said=self.gave_up)
@@ -135,11 +145,13 @@ class Recorded:
         return found
 
     def gave_up(self, why: str) -> None:
-        """Called when the gradient of some shape of mini-batches can't be replayed."""
+        """Called with the reason ``why`` when the gradient for some shape of mini-batches can't be recorded or
+        replayed. It does nothing here; subclasses may tell the user."""
 
 
 def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
-    """Returns ``run(*inputs)``, without autograd. If it fails, the recording is given up, and the result is None."""
+    """Runs a recorded function: returns ``run(*inputs)``, without autograd. If it fails, the recording, which ``found``
+    describes, is given up and the result is None; the caller must then compute the result in the ordinary way."""
     try:
         # autograd has nothing to do here, and its part of each operation takes time
         with torch._C._AutoDispatchBelowAutograd():
@@ -153,24 +165,26 @@ def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
 
 
 def refuse(found: Known) -> None:
-    """Gives up a recording whose result is wrong. Raises :class:`UserError` if the recording is not new, so that
-    earlier results were used."""
+    """Gives up the recording that ``found`` describes, because its result differed from that of the ordinary way.
+    Raises :class:`UserError` if the recording is no longer on trial, because earlier results of it were used."""
     if not found.is_new:
         raise UserError(CHANGED)
     found.give_up("its results were others")
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Returns whether two results have the same bits, where any NaN equals any other."""
+    """Returns whether two results of a function, each a sequence of tensors, have the same bits. A NaN equals any other
+    NaN."""
     return all(map(same_bits, one, other))
 
 
 def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
-    """Records ``function(*inputs)``, and returns a function that runs the same operations on the leaves of other inputs
-    of the same shapes.
+    """Records the torch operations of ``function(*inputs)``. Returns a function that runs the same operations for other
+    inputs of the same shapes, faster than ``function``. Its arguments are the tensors that :func:`leaves_of` returns
+    for them.
 
-    Raises :class:`Unrecordable` if an operation can't be recorded or uses one of the tensors ``changing``, and any
-    exception of ``function``.
+    Raises :class:`Unrecordable` if an operation can't be recorded or uses one of the tensors ``changing``. Exceptions
+    of ``function`` are passed on.
     """
     recorder = _Recorder(leaves_of(inputs), changing)
     with recorder:
@@ -179,7 +193,8 @@ def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor]
 
 
 def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether an operation draws random numbers. Attention with a dropout of 0 does not."""
+    """Returns whether the torch operation ``func(*args, **kwargs)`` draws random numbers. Attention with a dropout of 0
+    does not."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -237,7 +252,8 @@ class _Recorder(Mode):
         return tensor.numel() > 0 and address_of(tensor) in self._foreign
 
     def _node(self, value: Any) -> Any:
-        """Returns the node of a tensor, and any other value unchanged."""
+        """Returns the node of the graph that stands for a tensor, and any other value unchanged. A tensor that no
+        recorded operation has made becomes a constant of the graph."""
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._nodes:
@@ -253,7 +269,8 @@ class _Recorder(Mode):
         return self._nodes[id(value)]
 
     def replay(self, outputs: Sequence[Tensor]) -> Function:
-        """Returns a function that runs the recorded operations and returns ``outputs``."""
+        """Ends the recording: returns a function that runs the recorded operations for other inputs, and returns what
+        corresponds to ``outputs``."""
         self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
         self._alive.clear()
         for node in list(self._graph.nodes):
@@ -263,7 +280,8 @@ class _Recorder(Mode):
 
 
 def _shorten(node: Node) -> None:
-    """Removes an operation from its graph if it only passes on the result of an earlier one."""
+    """Removes the operation ``node`` from its graph if its result is that of an earlier operation, as for ``detach`` or
+    a double transposition."""
     same = node.args[0] if node.target in _SAME else None
     if node.target is _aten.t.default and isinstance(node.args[0], Node) and node.args[0].target is _aten.t.default:
         same = node.args[0].args[0]
@@ -273,12 +291,14 @@ def _shorten(node: Node) -> None:
 
 
 def leaves_of(inputs: Sequence[Any]) -> list[Tensor]:
-    """Returns the tensors in the ``inputs`` of a function."""
+    """Returns the tensors in a function's ``inputs``, which are tensors or nested tuples and dicts of tensors, as one
+    list."""
     return [leaf for each in inputs for leaf in leaves(each)]
 
 
 def shape_of(inputs: Sequence[Any]) -> Any:
-    """Returns a key that is equal for inputs of the same shapes, strides and types."""
+    """Returns a key of the shapes, strides and types of the tensors in a function's ``inputs``. Inputs with equal keys
+    can use the same recording."""
     return tuple(map(_shape, inputs))
 
 

@@ -23,15 +23,16 @@ MOVING = frozenset({
     "fill_", "full_like", "index_select", "is_nonzero", "is_pinned", "lift_fresh", "new_empty", "new_full",
     "new_ones", "new_zeros", "ones_like", "pin_memory", "repeat", "stack", "zero_", "zeros_like",
 })  # fmt: skip
-"""Further operations, besides views and those that work number by number, whose results do not depend on the number of
-rows. Some serve decisions for the whole stack, which an algorithm may make."""
+"""The names of torch operations, besides views and those that work number by number, whose results do not depend on the
+number of rows. Some of them serve decisions for the whole stack, which an algorithm may make."""
 
 
 class RowByRow(Mode):
-    """A context in which the rule of an algorithm runs on a stack of ``clients``. ``found`` is the name of the first
-    operation that may combine the numbers of a row, or None.
+    """A context that watches whether an algorithm treats each of ``clients`` clients separately. After it, ``found`` is
+    the name of the first torch operation that was applied to all clients at once and may combine the numbers of a row,
+    such as ``sum``, or None. The bits of such an operation may depend on the number of clients.
 
-    Operations within ``clock.on(...)``, such as gradients, are ignored.
+    Operations within ``watch.clock.on(...)``, such as gradients, are ignored.
     """
 
     def __init__(self, clients: int, clock: Clock) -> None:
@@ -49,7 +50,7 @@ class RowByRow(Mode):
 
 
 class _Aside(Clock):
-    """A clock that switches the mode off within its contexts."""
+    """A clock within whose contexts operations are not watched. It passes the time on to ``clock``."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -74,6 +75,7 @@ def _keeps_rows(func: Any) -> bool:
 
 
 def by_rows(function: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
-    """Calls ``function`` with one row ``[1, ...]`` of each of ``vectors [C, ...]`` at a time, and returns the results
-    together, ``[C, ...]``. So their bits do not depend on the number of rows."""
+    """Applies ``function`` to each client separately, so that the bits of its results do not depend on the number of
+    clients: calls it with one row ``[1, ...]`` of each of ``vectors [C, ...]`` at a time, and returns its results as
+    one tensor ``[C, ...]``. It is for norms, inner products and other operations that combine the numbers of a row."""
     return torch.cat([function(*rows) for rows in zip(*(torch.split(each, 1) for each in vectors), strict=True)])

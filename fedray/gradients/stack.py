@@ -20,11 +20,13 @@ from fedray.gradients.stacked_layers import StackedLayers
 
 
 class StackNetwork(Network):
-    """Runs all clients of a stack at once (``torch.func.vmap``). It can't be used for modules that have buffers or draw
-    random numbers.
+    """The kind of :class:`Network` that computes the forward passes and gradients of C clients at once
+    (``torch.func.vmap``). It can't be used for modules that draw random numbers, or whose forward passes change
+    buffers.
 
-    With ``windows``, convolutions are computed as batched products of windows (:mod:`fedray.gradients.stacked_layers`),
-    which is the default on GPUs. On other devices it serves to try what a GPU does.
+    With ``windows``, convolutions are computed as batched products of image windows
+    (:mod:`fedray.gradients.stacked_layers`), which is the default on GPUs. On other devices it serves to try what a GPU
+    does.
     """
 
     def __init__(self, *args: Any, windows: bool | None = None, **named: Any) -> None:
@@ -66,8 +68,9 @@ class StackNetwork(Network):
         return at.parameters, batch.x, batch.y, _weights(batch, self.dtype)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the gradients ``[C, width]``, the task losses ``[C]``, and the one or two sums ``[C]`` of the
-        followed metric, if there is one.
+        """Computes the gradients of C clients' mini-batches without changing anything, so that it can be compiled.
+        Returns a tuple: the gradients ``[C, width]``, the mean task losses ``[C]`` of the mini-batches, and the one or
+        two sums ``[C]`` of the metric that the task follows, if there is one.
 
         The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
         ``[C, b]`` of their samples.
@@ -80,8 +83,10 @@ class StackNetwork(Network):
     def _together(
         self, traced: bool, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any
     ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns, for the algorithm's loss if there is one. ``traced`` says that a
-        compiler traces the operations."""
+        """Computes the gradients of all clients at once, with the algorithm's loss if there is one. Returns the
+        gradients ``[C, width]``, the task losses ``[C]``, and the sums ``[C]`` of the followed metric, if any.
+        ``traced`` says that a compiler traces the operations. The ``inputs`` are those of :meth:`pure_gradient`, and
+        then the algorithm's extra tensors."""
         has_rule = rule_loss is not None
 
         def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
@@ -115,8 +120,8 @@ class StackNetwork(Network):
         return value.detach(), losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. A denominator of None is
-        left out, because vmap can return only tensors."""
+        """Returns the numerator and denominator of the metric that the task follows, summed over the ``real`` samples
+        of one client's mini-batch. A denominator of None is left out, because vmap can return only tensors."""
         if self.task.followed is None:
             return ()
         sums = self.task.sums(self.task.followed, logits, y)
@@ -124,7 +129,8 @@ class StackNetwork(Network):
 
 
 def _weights(batch: Batch, dtype: torch.dtype) -> Tensor:
-    """Returns the weight of each sample in the mean loss of its client's mini-batch, ``[C, b]``."""
+    """Returns the weight of each sample in the mean loss of its client's mini-batch, ``[C, b]``: 1 / (number of real
+    samples), and 0 for padding."""
     (clients, size), device = batch.y.shape[:2], batch.y.device
     if batch.counts is None:
         return torch.full((1, 1), 1 / size, device=device, dtype=dtype).expand(clients, size)

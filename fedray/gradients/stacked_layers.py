@@ -24,18 +24,19 @@ MOST = 2**28
 are computed in parts."""
 
 LEAST_PLACES = 64
-"""The number of places in an output image from which each sample has a separate product. One product for many samples
-has to be transposed, but products with few places leave most of a GPU's tiles empty."""
+"""The number of pixels of an output image from which on each sample has a matrix product of its own. One product for
+many samples has to be transposed, but products with few pixels leave most of a GPU's tiles empty."""
 
 
 Mapped = tuple[tuple[Tensor, ...], tuple[int, ...]]
-"""What ``torch.autograd.Function.vmap`` returns: the outputs, and in which dimension of each the clients are."""
+"""The type of what ``torch.autograd.Function.vmap`` returns: the outputs, and in which dimension of each the clients
+are."""
 
 
 class StackedLayers(TorchFunctionMode):
-    """A context for forward passes and losses within torch.func.vmap. In it, convolutions with weights that differ
-    between clients are batched products, and linear layers and cross-entropy take fewer operations than vmap would make
-    of them.
+    """A context for forward passes and losses of many clients at once, within torch.func.vmap, that makes some layers
+    faster: convolutions with weights that differ between clients become batched products of matrices, and linear layers
+    and cross-entropy take fewer operations than vmap would make of them.
 
     With ``traced``, they consist of operations that a compiler can fuse, and otherwise of as few operations as
     possible. Grouped and three-dimensional convolutions are left to torch.
@@ -81,7 +82,8 @@ class StackedLayers(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Geometry:
-    """How the windows of a convolution lie in an image. Each pair has a value for rows and a value for columns."""
+    """How the windows of a 2-d convolution lie in an image. Each pair has a value for rows and a value for columns.
+    ``traced`` says that a compiler traces the operations."""
 
     kernel: Sequence[int]
     stride: tuple[int, int]
@@ -90,12 +92,14 @@ class _Geometry:
     traced: bool
 
     def same_padding(self) -> list[int]:
-        """Returns the padding, in the order of ``F.pad``, with which the output has the size of the input."""
+        """Returns how many pixels must be added on each side of an image, in the order of ``F.pad``, so that the
+        convolution's output has the size of its input (``padding="same"``)."""
         whole = [reach * (size - 1) for reach, size in zip(self.dilation, self.kernel, strict=True)]
         return [part for total in reversed(whole) for part in (total // 2, total - total // 2)]
 
     def output_size(self, image: Sequence[int]) -> tuple[int, int]:
-        """Returns the size of the output for an ``image`` of this size."""
+        """Returns the number of rows and columns of the convolution's output for an ``image`` with these numbers of
+        rows and columns."""
         rows, columns = (
             (image[d] + 2 * self.padding[d] - self.dilation[d] * (self.kernel[d] - 1) - 1) // self.stride[d] + 1
             for d in (0, 1)
@@ -103,8 +107,10 @@ class _Geometry:
         return rows, columns
 
     def windows(self, x: Tensor, joined: int) -> Tensor:
-        """Returns the windows of images ``x [C, n, channels, h, w]`` as columns ``[C, n / joined, channels * kernel,
-        joined * places]``."""
+        """Copies the windows of images side by side, so that a convolution is a product of matrices: returns for images
+        ``x [C, n, channels, h, w]`` the windows as columns ``[C, n / joined, channels * kernel, joined * places]``.
+        ``kernel`` is the number of pixels in a window, ``places`` the number of windows in an image, and ``joined`` the
+        number of samples whose columns are in one matrix."""
         if any(self.padding):
             x = F.pad(x, (self.padding[1], self.padding[1], self.padding[0], self.padding[0]))
         for d in (0, 1):
@@ -113,8 +119,8 @@ class _Geometry:
         return x.permute(0, 1, 3, 6, 7, 2, 4, 5).flatten(2, 4).flatten(3)
 
     def fold(self, columns: Tensor, image: Sequence[int]) -> Tensor:
-        """Returns images ``[m, channels, h, w]`` in which each pixel is the sum of its entries in ``columns [m,
-        channels * kernel, places]``."""
+        """Adds up windows to images, which is the gradient of :meth:`windows`: returns images ``[m, channels, *image]``
+        in which each pixel is the sum of its entries in ``columns [m, channels * kernel, places]``."""
         if not self.traced:
             folded: Tensor = torch.ops.aten.col2im(
                 columns, image, self.kernel, self.dilation, self.padding, self.stride
@@ -128,8 +134,8 @@ class _Geometry:
         return torch.where(is_row[:, None, :, None] & is_column[:, None, :], found, 0).sum((-2, -1))
 
     def _window_of(self, d: int, image: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns for each row of an image and each row of the kernel (columns if ``d`` is 1) the number of the window
-        in which the two coincide, and whether there is such a window; both ``[size, kernel]``."""
+        """Says in which window a row of an image meets a row of the kernel (columns if ``d`` is 1): returns the number
+        of the window, and whether there is such a window, both ``[size, kernel]``."""
         begins = torch.arange(image[d], device=device)[:, None] + self.padding[d]
         begins = begins - self.dilation[d] * torch.arange(self.kernel[d], device=device)
         window, last = begins // self.stride[d], self.output_size(image)[d] - 1
@@ -137,9 +143,11 @@ class _Geometry:
 
 
 class _Convolution(Function):
-    """The convolutions of C clients: of images ``x [C, n, channels, h, w]`` with ``weight [C, out, channels, kernel]``.
+    """The autograd function of the convolutions of C clients at once: of images ``x [C, n, channels, h, w]`` with
+    ``weight [C, out, channels, kernel_h, kernel_w]``.
 
-    The columns are a second output, which the backward pass uses. They are empty if they are too large to keep.
+    The windows of the images, as columns, are a second output, which the backward pass uses. They are empty if they are
+    too large to keep.
     """
 
     @staticmethod
@@ -170,7 +178,8 @@ class _Convolution(Function):
 
 
 class _Backward(Function):
-    """The gradients of :class:`_Convolution`. They have no gradients themselves."""
+    """The autograd function that computes the gradients of :class:`_Convolution`: of the images and of the weights.
+    Second derivatives are not supported."""
 
     @staticmethod
     def forward(
@@ -203,7 +212,7 @@ class _Backward(Function):
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Tensor:
-    """Returns the convolution of one client's images ``x [n, channels, h, w]``."""
+    """Returns the convolution of one client's images ``x [n, channels, h, w]``, within torch.func.vmap over clients."""
     if torch.is_autocast_enabled(x.device.type):
         lower = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(lower), weight.to(lower)
@@ -215,7 +224,8 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geom
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns what F.linear returns. Under vmap, F.linear multiplies the product by 1 before it adds the bias."""
+    """Returns ``F.linear(input, weight, bias)``. Under vmap it takes fewer operations than F.linear, which multiplies
+    the product by 1 before it adds the bias."""
     if input.dim() != 2 or bias is None:
         return F.linear(input, weight, bias)
     product = input @ weight.t()
@@ -226,8 +236,8 @@ def _cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100,
     reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Returns what F.cross_entropy returns. Under vmap, F.cross_entropy takes three times as many operations, because
-    it looks for targets to ignore. Here a negative target matches no class, so its loss is 0."""
+    """Returns what F.cross_entropy returns for these arguments. Under vmap, F.cross_entropy takes three times as many
+    operations, because it looks for targets to ignore. Here a negative target matches no class, so its loss is 0."""
     others = weight is not None or size_average is not None or reduce is not None or label_smoothing
     if others or reduction != "none" or ignore_index >= 0 or input.dim() != 2 or target.dim() != 1:
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
@@ -236,8 +246,9 @@ def _cross_entropy(
 
 
 def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> Mapped:
-    """Applies ``function`` to tensors ``[C, ...]`` that vmap has stacked along one more dimension, which is merged with
-    that of the clients."""
+    """Applies ``function`` to arguments that vmap has stacked: tensors ``[C, ...]`` with one more dimension, whose
+    places are ``in_dims``. This dimension is merged with the clients' dimension, and separated again in the outputs.
+    Returns the outputs, and for each of them the place of this dimension, 0."""
     size = info.batch_size
     tensors = [
         arg if not isinstance(arg, Tensor) else
@@ -249,13 +260,14 @@ def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], 
 
 
 def _joined(x: Tensor, weight: Tensor, geometry: _Geometry) -> int:
-    """Returns how many samples of a client share one product: one, or all."""
+    """Returns how many samples of a client share one product of matrices: one, or all samples of its mini-batch."""
     # the kernels are copied for each product
     return 1 if math.prod(geometry.output_size(x.shape[3:])) >= max(LEAST_PLACES, weight.shape[1]) else x.shape[1]
 
 
 def _parts(x: Tensor, weight: Tensor, geometry: _Geometry) -> Iterator[slice]:
-    """Yields slices of the clients that are computed at a time."""
+    """Yields slices of the C clients, so that the windows of the clients in one slice fit into memory. Their
+    convolutions are computed slice by slice."""
     clients, samples = x.shape[:2]
     columns = samples * math.prod(geometry.output_size(x.shape[3:])) * math.prod(weight.shape[2:])
     kernels = samples // _joined(x, weight, geometry) * math.prod(weight.shape[1:])
@@ -271,7 +283,9 @@ def _kernels(weight: Tensor, columns: Tensor) -> Tensor:
 
 
 def _as_images(product: Tensor, products: Sequence[int], joined: int, size: Sequence[int]) -> Tensor:
-    """Returns ``product [C * products, out, joined * places]`` as images ``[C, n, out, *size]``."""
+    """Returns the results of products of matrices, ``product [C * products, out, joined * places]``, as images ``[C, n,
+    out, *size]``. Here ``products`` has C and the number of products of each client, ``joined`` is the number of
+    samples in one product, and ``size`` has the rows and columns of an image."""
     images = torch.unflatten(torch.unflatten(product, 0, products), -1, (joined, -1)).transpose(2, 3)
     return torch.unflatten(images.flatten(1, 2), -1, size).contiguous()
 

@@ -12,28 +12,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def read(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yields the tensors that the operation ``func(*args, **kwargs)`` gets."""
+    """Yields the tensors among the arguments of the torch operation ``func(*args, **kwargs)``, also those in lists and
+    tuples."""
     for each in (*args, *kwargs.values()):
         yield from (part for part in (each if isinstance(each, (list, tuple)) else [each]) if isinstance(part, Tensor))
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yields the arguments into which the operation ``func(*args, **kwargs)`` writes."""
+    """Yields the tensors among the arguments of the torch operation ``func(*args, **kwargs)`` into which the operation
+    writes, according to its schema."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from read(func, [args[place] if place < len(args) else kwargs.get(argument.name)], {})
 
 
 def address_of(tensor: Tensor) -> int | None:
-    """Returns the address of the memory that a tensor shares with its views, or None if it has no such memory, as
-    sparse and empty tensors."""
+    """Returns the address of the memory in which ``tensor`` lies, by which a tensor and its views can be recognised:
+    they have the same address. Returns None if the tensor has no such memory, as sparse and empty tensors."""
     if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.untyped_storage().data_ptr()
 
 
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The base class of contexts that see each of torch's operations, below autograd."""
+    """The base class of contexts that see each torch operation in them, below autograd. Subclasses override
+    :meth:`run`."""
 
     def __init_subclass__(cls) -> None:
         """Adds the type annotations that torch's method lacks."""
@@ -52,13 +55,15 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs the operation ``func(*args, **kwargs)`` and returns its result."""
+        """Called for each torch operation within the context: runs the operation ``func(*args, **kwargs)`` and returns
+        its result."""
         return func(*args, **kwargs)
 
 
 class Watching(Mode):
-    """A context that remembers the memory of the tensors that ``chosen(func, args, kwargs)`` yields for each operation.
-    ``chosen`` is :func:`read` or :func:`written`."""
+    """A context that finds out which tensors torch's operations read or write, also through views. ``chosen`` is the
+    function :func:`read` or :func:`written`, which yields these tensors for one operation. Afterwards :meth:`has_met`
+    answers for a given tensor."""
 
     def __init__(self, chosen: Callable[..., Iterable[Tensor]]) -> None:
         super().__init__()
@@ -74,5 +79,6 @@ class Watching(Mode):
         return super().run(func, args, kwargs)
 
     def has_met(self, tensor: Tensor) -> bool:
-        """Returns whether ``tensor`` lies in memory that was remembered."""
+        """Returns whether an operation within the context has read ``tensor`` (or written into it, if ``chosen`` is
+        :func:`written`), or another tensor in the same memory, such as a view."""
         return (address := address_of(tensor)) is not None and address in self._addresses

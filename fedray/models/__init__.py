@@ -54,7 +54,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def find_model(name: str) -> Callable[..., nn.Module]:
-    """Returns the class or function that makes a model.
+    """Returns the class or function that makes the model ``name``. Called with ``input_shape``, ``classes`` and
+    options, it returns a module.
 
     Args:
         name: A key of :data:`MODELS`, ``torchvision:NAME`` for a classifier of torchvision, or ``file.py:Class`` or
@@ -81,7 +82,8 @@ def find_model(name: str) -> Callable[..., nn.Module]:
 
 
 def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
-    """Returns the options of a model: the arguments of its constructor except for ``input_shape`` and ``classes``.
+    """Returns the options of a model, which a configuration sets as ``model.<option>``: a dict of the arguments of its
+    constructor by name, except for ``input_shape`` and ``classes``.
 
     Raises :class:`UserError` for a callable whose arguments can't be read, such as a compiled one.
     """
@@ -97,9 +99,11 @@ def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
 def build(
     model: Callable[..., nn.Module], name: str, input_shape: Any, classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
-    """Makes a module of ``model``, called ``name`` in messages, and checks it.
+    """Makes a module: calls ``model``, a class or function, with ``options``, and with ``input_shape`` (of one sample)
+    and ``classes`` if it has arguments of these names. ``name`` is the model's name in messages.
 
-    Raises :class:`UserError` if the constructor raises, or makes something that is not a module with known sizes.
+    Raises :class:`UserError` if the constructor raises, or if it returns something that fedray can't train: no module,
+    a TorchScript module, or a module with layers of unknown sizes.
     """
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}

@@ -27,25 +27,26 @@ from fedray.gradients.watching import Watching, written
 from fedray.usercode.importing import as_user_error
 
 NAMED = 3
-"""The largest number of layers, buffers and the like that a message lists."""
+"""The largest number of names of layers, buffers and the like that a message lists."""
 
 CLOSE = 1e-5
 """The largest difference of two gradients, relative to their length, that counts as rounding."""
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Returns the first :data:`NAMED` names as a list for a message, and the number of the remaining ones."""
+    """Returns names as text for a message, at most three of them: ``a, b, c and 2 more``."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a forward pass does, in training or in evaluation mode.
+    """What the forward passes of a module do besides computing outputs.
 
-    ``changing`` and ``written`` are the names of the buffers and parameters that it changes. ``draws`` are the global
-    generators from which it draws (``torch``, ``python``, ``numpy``). ``writes`` says whether it may write into
-    parameters, even if it did not do so in the trial.
+    ``changing`` are the names of the buffers (and of frozen parameters) that they change, and ``written`` the names of
+    the trained parameters that they change. ``draws`` are the global generators from which they draw random numbers
+    (``torch``, ``python``, ``numpy``). ``writes`` says whether they may write into parameters, even if they did not do
+    so in the trial.
     """
 
     changing: frozenset[str] = frozenset()
@@ -55,8 +56,9 @@ class Behaviour:
 
 
 def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
-    """Returns what the forward passes of ``module``, called ``name`` in messages, do for the inputs ``x [b, ...]``. The
-    module is left as it was.
+    """Finds out by trial passes of the inputs ``x [b, ...]``, in training and in evaluation mode, what the forward
+    passes of ``module`` do besides computing outputs: what they change and which random numbers they draw. The module
+    is left as it was. ``name`` is its name in messages.
 
     Raises :class:`UserError` if a pass fails, or if train() or eval() of the module writes into its tensors, so that it
     can't be trained by loading other models into it.
@@ -97,7 +99,8 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
 
 def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], name: str) -> None:
     """Puts ``module`` into training or evaluation mode. Raises :class:`UserError` if that writes into one of its
-    ``tensors``, because fedray loads other models between two such switches."""
+    ``tensors`` (by name), because fedray loads the models of other clients between two such switches. ``name`` is the
+    module's name in messages."""
     watch = Watching(written)
     with watch:
         module.train(training)
@@ -109,9 +112,9 @@ def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], na
 
 
 def _with_similar(module: nn.Module, changing: set[str]) -> set[str]:
-    """Returns the ``changing`` buffers, and others that may have stayed the same in the trial only by chance: running
-    statistics (a head's predictor is not always run), and buffers with the shape and type of a changed buffer of the
-    same layer."""
+    """Returns the names ``changing`` of buffers that trial passes have changed, and those of buffers that may have
+    stayed the same only by chance: running statistics (a head's predictor is not always run), and buffers with the
+    shape and type of a changed buffer of the same layer."""
     found = set(changing)
     for prefix, layer in module.named_modules():
         buffers = {f"{prefix}.{key}".lstrip("."): b for key, b in layer.named_buffers(recurse=False)}
@@ -129,11 +132,12 @@ def _is_still(now: Any, value: Tensor) -> bool:
 def require_no_hidden_state(
     make: Callable[[], nn.Module], task: Task, x: Any, y: Tensor, found: Behaviour, name: str
 ) -> None:
-    """Raises :class:`UserError` if a module's result for a model changes after another model was run through the
-    module. A process runs the models of many clients through one module.
+    """Checks that a module keeps nothing from one client to the next, except in its parameters and buffers: a process
+    runs the models of many clients through one module. Raises :class:`UserError` if the results for a model change
+    after another model was run through the module.
 
     ``make()`` makes the module, which is called ``name`` in messages. ``x [b, ...]`` and ``y [b, ...]`` are samples of
-    the data, and ``found`` is what is known about the module.
+    the data, and ``found`` is what trial passes have shown about the module.
     """
     used, fresh = (LoopNetwork(make(), task, changing=found.changing, writes=found.writes) for _ in range(2))
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
@@ -153,8 +157,8 @@ def require_no_hidden_state(
 
 
 def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
-    """Returns the results for ``model`` as one vector: the gradient, the loss, the new buffers, and the outputs of an
-    evaluation after that."""
+    """Returns everything that ``network`` computes for ``model`` and ``batch``, as one vector for comparisons: the
+    gradient, the loss, the new buffers, and the outputs of an evaluation after that."""
     at = model.clone()
     stack = Model(at.row[None], at.width)
     with every_rng(0, Purpose.DROPOUT):
@@ -165,7 +169,8 @@ def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
 
 
 class AsMade(NamedTuple):
-    """The names of a module's tensors, and of the trained ones among them, before it was run."""
+    """The names of a module's parameters and buffers, and of those parameters that are trained, before the first
+    forward pass. ``AsMade.of(module)`` notes them; :meth:`late_buffers` later finds out what has changed."""
 
     tensors: frozenset[str]
     trained: frozenset[str]
@@ -179,10 +184,13 @@ class AsMade(NamedTuple):
     def late_buffers(
         self, module: nn.Module, make: Callable[[], nn.Module], x: Any, found: Behaviour, name: str
     ) -> tuple[str, ...]:
-        """Returns the buffers that ``module``, called ``name`` in messages, made in its first forward pass.
+        """Returns the names of the buffers that ``module`` has made in its first forward pass, and not in its
+        constructor. ``name`` is the module's name in messages.
 
-        Raises :class:`UserError` if such a buffer depends on more than the shape of the inputs, or if a parameter has
-        since become trained or frozen. ``make()`` makes the module again.
+        Other processes must make the same buffers. So :class:`UserError` is raised if such a buffer depends on more
+        than the shape of the inputs: it is one of those that ``found`` lists as changing, or differs in a second
+        module, from ``make()``, that is run on other inputs of the shape of ``x``. It is also raised if a parameter has
+        become trained or frozen since the names were noted.
         """
         if switched := sorted(self.trained ^ AsMade.of(module).trained):
             raise UserError(
@@ -209,10 +217,12 @@ class AsMade(NamedTuple):
 
 
 def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -> list[str]:
-    """Returns notes for the user if ``clients`` have mini-batches of one sample, such as ``x [1, ...]``, which some
-    layers of ``module`` can't normalise.
+    """Returns a warning for the user, in a list, if ``clients`` have mini-batches of one sample and some layers of
+    ``module``, such as BatchNorm, can't normalise a single sample and use running statistics instead. Otherwise the
+    list is empty. ``clients`` are the numbers of all clients that have such mini-batches, and ``x [1, ...]`` is an
+    example of one.
 
-    Raises :class:`UserError` if the module can't be trained on such mini-batches.
+    Raises :class:`UserError` if the module can't be trained on mini-batches of one sample.
     """
     if not clients:
         return []
@@ -248,10 +258,10 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
 
 @contextlib.contextmanager
 def without_traces(module: nn.Module) -> Iterator[None]:
-    """A context for trial passes that are repeatable and leave no trace.
+    """A context for trial passes of ``module`` that are repeatable and leave no trace.
 
-    Within it no gradients are computed, and the global generators always draw the same numbers, because some models
-    skip layers at random. Afterwards the module's tensors and the generators are as before.
+    Within the context no gradients are computed, and the global generators always draw the same numbers, because some
+    models skip layers at random. After it the module's tensors and the generators are as before.
     """
     places = Places(module)
     kept = places.tensors if may_write(module) else places.buffers

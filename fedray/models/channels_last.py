@@ -41,8 +41,9 @@ With torchvision's networks they differ by up to 1e-3, because rounding may move
 
 
 def pays(module: nn.Module, device: str, precision: str) -> bool:
-    """Returns whether the layout would make ``module`` faster when clients are trained one by one. On a CPU the answer
-    is False if the module has the layout already."""
+    """Returns whether the channels-last layout would make training of ``module`` faster on ``device`` (``cpu`` or
+    ``cuda``) in ``precision``, if clients are trained one by one. On a CPU the answer is False if the module's
+    convolutions have the layout already."""
     wide = [m for m in module.modules() if isinstance(m, CONVOLUTIONS) and m.out_channels >= LEAST_CHANNELS]
     if device == "cuda":
         return bool(wide) and (precision != "fp32" or any(max(layer.kernel_size) <= 3 for layer in wide))
@@ -57,12 +58,13 @@ def pays(module: nn.Module, device: str, precision: str) -> bool:
 def in_channels_last(
     asked: bool | Literal["auto"], faster: bool, module: nn.Module, name: str, task: Task, x: Any, y: Tensor
 ) -> tuple[bool, list[str]]:
-    """Converts the 2-d convolutions of ``module`` to channels last if that is wanted and possible. Returns whether it
-    was done, and notes about it for the user.
+    """Converts the 2-d convolutions of ``module`` to the channels-last layout if that is wanted and possible. Returns
+    whether they were converted, and a list of notes about it for the user.
 
-    ``asked`` is ``engine.channels_last``. ``faster`` says whether the layout :func:`pays`. ``module``, called ``name``
-    in messages, is tried on samples ``x [b, ...]`` and ``y [b, ...]`` of the data for ``task``. Raises
-    :class:`UserError` if the user demands the layout and the module can't have it.
+    ``asked`` is ``engine.channels_last``; with ``auto`` they are converted if ``faster``, which is what :func:`pays`
+    returns. After the conversion the module, called ``name`` in messages, is tried on samples ``x [b, ...]`` and ``y
+    [b, ...]`` of the data for ``task``. If it fails or gives other results, the conversion is undone; if the user has
+    demanded it, :class:`UserError` is raised.
     """
     if asked is False or (asked == "auto" and not faster):
         return False, []
@@ -84,25 +86,29 @@ def in_channels_last(
 
 
 def convert(module: nn.Module, channels_last: bool = True) -> None:
-    """Converts the weights of 2-d convolutions to the channels-last layout, or to the contiguous one. Their values and
-    shapes stay the same."""
+    """Converts the weights of the 2-d convolutions in ``module`` to the channels-last layout, or back to torch's usual
+    layout (contiguous) if ``channels_last`` is false. Only the order of the weights in memory changes, not their values
+    and shapes."""
     for weight in _weights(module):
         weight.data = weight.data.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yields the weights of 2-d convolutions, or the parameters from which the weights are computed."""
+    """Yields the weights of the 2-d convolutions in ``module``, or the parameters from which the weights are computed
+    (parametrizations)."""
     for layer in module.modules():
         if isinstance(layer, CONVOLUTIONS):
             yield from (each for each in layer.parameters() if each.dim() == 4)
 
 
 Outcome = list[Tensor] | Exception
-"""The result of a pass: tensors that depend on the layout only by rounding, or the exception that the pass raised."""
+"""The result of a trial pass: tensors that depend on the layout only by rounding, or the exception that the pass
+raised."""
 
 
 def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
-    """Returns the outcomes of passes with loss, gradient and metrics. ``module`` is left as it was."""
+    """Returns the outcomes of trial passes of ``module`` with loss, gradient and metrics, one for each entry of
+    :data:`TRIED`, so that they can be compared with those in another layout. ``module`` is left as it was."""
     with without_traces(module):
         _move(module)
         return [
@@ -112,7 +118,8 @@ def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
 
 
 def _move(module: nn.Module) -> None:
-    """Changes all weights a little, because a layer of zeros would hide what happens in the layers before it."""
+    """Changes all parameters of ``module`` a little at random, because a layer of zeros would hide what happens in the
+    layers before it. The changes are the same in each call."""
     draws = stream(0, Purpose.INIT)
     for parameter in module.parameters():
         if parameter.is_floating_point():
@@ -121,9 +128,9 @@ def _move(module: nn.Module) -> None:
 
 
 def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -> Outcome:
-    """Returns the outputs ``[b, ...]`` and the gradient of one mini-batch. They are left out if layouts can't be
-    compared: random numbers are drawn in the order of memory, and if BatchNorm normalises by very few numbers, rounding
-    changes all its outputs."""
+    """Returns the outputs ``[b, ...]`` and the gradient of a mini-batch as a list of tensors, or the exception that the
+    pass raised. The list is empty if layouts can't be compared: random numbers are drawn in the order of memory, and if
+    BatchNorm normalises by very few numbers, rounding changes all its outputs."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():

@@ -36,9 +36,13 @@ def traced_gradient(
     changing: Collection[str] | None = None,
     device: str = "cpu",
 ) -> GraphModule | str:
-    """Returns the operations of the gradient of ``module`` for a mini-batch ``x [b, ...]`` and ``y [b, ...]`` on
-    ``device``, or the reason why it can't be compiled. With ``vectorize`` it is the gradient of a stack. ``changing``
-    are the buffers that forward passes change; None means that all may be changed."""
+    """Finds out whether the gradient of ``module`` can be compiled on ``device``. Returns its torch operations as a
+    graph if it can, and otherwise the reason why it can't, as text for messages.
+
+    The gradient is traced and compared with the original one, for a mini-batch ``x [b, ...]`` and ``y [b, ...]``. With
+    ``vectorize`` it is the gradient of a stack (clients that are computed at once). ``changing`` are the names of the
+    buffers that forward passes change; None means that all may be changed.
+    """
     if hooked := hooked_parameter(module):
         return hooked
 
@@ -64,7 +68,8 @@ def traced_gradient(
 
 
 def _compared(network: Network, x: Any, y: Tensor) -> tuple[GraphModule, float]:
-    """Returns the operations of a gradient of ``network``, and the relative error of their result."""
+    """Traces a gradient of ``network``. Returns its operations as a graph, and by how much the graph's result differs
+    from the gradient that is not traced, relative to its length."""
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
     graph = trace(network.pure_gradient, inputs)

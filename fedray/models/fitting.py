@@ -48,12 +48,14 @@ def fit_task(
     metrics: Mapping[str, Loss],
     custom: Any = None,
 ) -> tuple[Task, list[str]]:
-    """Returns the task of a run, and notes about it for the user.
+    """Makes the task of a run: its loss and metrics, after trying them on the outputs of the model. Returns the task,
+    and a list of notes about it for the user.
 
     ``section`` is the section ``task`` of the configuration, and ``kind`` the kind of task that the data are for.
-    ``module``, called ``name`` in messages, is tried on some samples ``x [b, ...]`` and ``y [b, ...]`` of the data.
-    ``loss`` and ``metrics`` are user-defined; a loss of None stands for the kind's default. ``custom`` is the model
-    that the user passed from Python, or None if it was named in the configuration.
+    ``module``, called ``name`` in messages, is tried on some samples ``x [b, ...]`` and ``y [b, ...]`` of the data,
+    which has ``classes`` classes. ``loss`` and ``metrics`` (by name) are user-defined; a loss of None stands for the
+    kind's default. ``custom`` is the model that the user passed from Python, or None if it was named in the
+    configuration.
 
     Raises :class:`UserError` if the model's outputs do not fit the targets, or a loss or metric can't be used.
     """
@@ -87,7 +89,8 @@ def fit_task(
 
 
 def _with_loss(task: Task, trial: _Trial, custom: Loss) -> tuple[Task, list[str]]:
-    """Returns ``task`` with the loss ``custom`` of the user or of the model, and notes about it for the user."""
+    """Returns ``task`` with the loss ``custom``, which the user or the model defines, after trying it on the batches of
+    ``trial``. Also returns a list of notes about it for the user."""
     loss, counting = without_reduction(custom, "the loss", trial.y)
     trial, per_entry, has_parameters = trial.check("the loss", loss, PLAIN_MEAN)
     task = replace(task, loss=loss, loss_per_entry=per_entry, counting=counting)
@@ -102,8 +105,8 @@ def _with_loss(task: Task, trial: _Trial, custom: Loss) -> tuple[Task, list[str]
 
 
 def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
-    """Returns ``task.label_smoothing``. Raises :class:`UserError` if it is set and the loss is not fedray's
-    cross-entropy."""
+    """Returns the label smoothing, ``task.label_smoothing``. Raises :class:`UserError` if it is set although the loss
+    is not fedray's cross-entropy: for other kinds of tasks, or if ``loss`` is not None."""
     if section.label_smoothing and (loss is not None or kind not in ("classification", "tokens")):
         what = "a loss that you or the model define" if loss is not None else f"task.kind={kind}"
         raise UserError(f"task.label_smoothing is for cross-entropy, not for {what}")
@@ -111,9 +114,10 @@ def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
 
 
 def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
-    """Returns the outputs of ``module`` for the inputs ``x [b, ...]``. The module is left as it was.
+    """Returns the outputs of ``module`` for the inputs ``x [b, ...]``, from a forward pass in training mode or, if
+    ``training`` is false, in evaluation mode. The module's tensors are left as they were.
 
-    Raises :class:`UserError` if the pass makes new parameters.
+    Raises :class:`UserError` if the forward pass makes new parameters.
     """
     before = {name for name, _ in module.named_parameters()}
     with without_traces(module):
@@ -128,8 +132,9 @@ def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
 
 
 def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
-    """Returns the rest of a sentence that says why the outputs do not fit the targets ``y [b, ...]``; None if they
-    fit."""
+    """Checks whether a model's outputs have the shape that a task of this ``kind`` needs for the targets ``y [b,
+    ...]``. Returns None if they have, and otherwise text that completes a message that begins with the model, such as
+    ``must give logits [b, 10], not [b, 5]``."""
     if kind == "other":
         return None
     wanted = {
@@ -148,12 +153,12 @@ def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
 
 
 def _axis(kind: str, outputs: Any, y: Tensor) -> int:
-    """Returns which axis of the logits has the classes in a task of kind ``tokens``."""
+    """Returns which axis of the logits has the classes in a task of kind ``tokens``: 1 or the last one (-1)."""
     return 1 if kind == "tokens" and outputs.shape[:-1] != y.shape else -1
 
 
 def _shape(shape: tuple[int, ...], samples: int) -> str:
-    """Returns the shape of a batch of ``samples`` samples as text, with b for their number."""
+    """Returns the shape of a batch of ``samples`` samples as text, with b for their number: ``[b, 10]``."""
     first = ["b"] if shape[:1] == (samples,) else [f"{size} for b = {samples}" for size in shape[:1]]
     return f"[{', '.join([*first, *map(str, shape[1:])])}]"
 
@@ -164,10 +169,11 @@ def _shapes(x: Any) -> str:
 
 
 def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mapping[str, Loss]) -> Task:
-    """Returns ``task`` with the user's metrics, and with the main metric that ``section`` names.
+    """Returns ``task`` with the user's ``metrics`` (by name) in addition to its own, and with the main metric that
+    ``section`` names.
 
-    A metric must return for each sample a number that does not depend on other samples, and must not have the name of
-    another metric.
+    Raises :class:`UserError` for a metric that returns something else than a number for each sample, that depends on
+    the other samples of a batch, or that has the name of another metric.
     """
     known = dict(task.metrics)
     for name, custom in metrics.items():
@@ -203,8 +209,8 @@ def _two_sums(outputs: Any, targets: Tensor, each: Loss, counting: Counting) -> 
 class _Trial:
     """Batches of outputs and targets, in the shapes of the model's, on which losses and metrics are tried.
 
-    The outputs are random numbers or, if ``from_model``, drawn from the model's ``outputs``. Losses and metrics must
-    not read anything of ``of_model``.
+    The outputs are random numbers or, if ``from_model``, drawn from the model's ``outputs``. ``of_model`` has the
+    tensors of the model that losses and metrics must not read.
     """
 
     def __init__(self, task: Task, outputs: Any, y: Tensor, classes: int, of_model: OfModel | None) -> None:
@@ -215,8 +221,8 @@ class _Trial:
         self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
 
     def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
-        """Returns outputs and targets of ``size`` samples. In a classification, at least half of the samples are
-        predicted correctly."""
+        """Returns the outputs and the targets of ``size`` samples, for a trial of a loss or metric. They depend on
+        ``draw``. In a classification, at least half of the samples are predicted correctly."""
         rng = stream(0, Purpose.INIT, draw)
         rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.from_model else None
 
@@ -234,8 +240,8 @@ class _Trial:
         return outputs, targets
 
     def suited_to(self, function: Loss) -> _Trial:
-        """Returns a trial with outputs for which ``function`` gives finite numbers. They come from the model if random
-        numbers are not suitable, as for a loss of probabilities."""
+        """Returns a trial with outputs for which the loss or metric ``function`` gives finite numbers: this one, or one
+        whose outputs come from the model if random numbers are not suitable, as for a loss of probabilities."""
         try:
             if bool(torch.as_tensor(function(*self.batch(SIZES[0]))).isfinite().all()):
                 return self
@@ -247,11 +253,12 @@ class _Trial:
         return trial
 
     def check(self, what: str, function: Loss, advice: str) -> tuple[_Trial, bool, bool]:
-        """Returns the trial that suits ``function``, whether the function gives a value for each entry of the targets
-        instead of each sample, and whether it has parameters. ``what`` names the function in messages, which end with
-        ``advice``.
+        """Tries the loss or metric ``function``, which is called ``what`` in messages; they end with ``advice``.
+        Returns three things: the trial with outputs that suit the function, whether it gives a value for each entry of
+        the targets instead of each sample, and whether it has parameters.
 
-        Raises :class:`UserError` if the function gives neither, or reads something of the model.
+        Raises :class:`UserError` if the function gives a value neither for each sample nor for each entry, or reads
+        something of the model.
         """
         trial, per_entry, has_parameters = self.suited_to(function), False, False
         # two sizes are tried, because one of them may happen to be the number of classes
@@ -271,7 +278,8 @@ class _Trial:
         return trial, per_entry, has_parameters
 
     def check_mean(self, what: str, loss: Any, task: Task) -> None:
-        """Raises :class:`UserError` if a torch loss module's own mean differs from the mean of ``task``."""
+        """Raises :class:`UserError` if ``loss`` is a torch loss module that returns another mean than fedray computes
+        with ``task``. ``what`` names the loss in messages."""
         for size in SIZES[:2]:
             outputs, targets = self.batch(size)
             with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
@@ -279,8 +287,8 @@ class _Trial:
                 require_same_mean(what, loss, outputs, targets, each, weights)
 
     def depends_on_batch(self, what: str, function: Loss) -> bool:
-        """Returns whether a sample's value of ``function`` changes with the rest of its batch. For a function that
-        draws random numbers this can't be determined, and the answer is False."""
+        """Returns whether the value that the loss or metric ``function`` gives a sample changes with the other samples
+        of its batch. For a function that draws random numbers this can't be determined, and the answer is False."""
         for draw in range(TRIALS):
             outputs, targets = self.batch(self.largest, draw)
             for size in (size for size in SIZES if size < self.largest):

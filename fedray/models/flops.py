@@ -27,24 +27,24 @@ NO_PRODUCTS = {
     "add", "add_", "sub", "cat", "stack", "copy_", "clone", "_to_copy", "index", "index_select", "gather", "embedding",
     "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm",
 }  # fmt: skip
-"""The operations that only add, look up or scale. A layer has no FLOPs if its parameters enter only these."""
+"""The torch operations that only add, look up or scale. A layer has no FLOPs if its parameters enter only these."""
 
 
 @dataclass(frozen=True)
 class ForwardCount:
-    """The FLOPs of one sample's forward pass. ``uncounted`` are the layers, as ``name (Class)``, that used their
-    matrices in a way that could not be counted."""
+    """The FLOPs of one sample's forward pass. ``uncounted`` are the layers whose FLOPs could not be counted, as ``name
+    (Class)``, because they used their matrices in an unknown way."""
 
     flops: float
     uncounted: tuple[str, ...]
 
 
 def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCount]:
-    """Runs ``module`` in its current mode on the inputs ``example [b, ...]``; returns its output and the FLOPs of one
-    sample.
+    """Counts the FLOPs of a forward pass of ``module``, in the mode (training or evaluation) in which it is. Returns
+    the output for the inputs ``example [b, ...]``, and the FLOPs of one sample.
 
-    The module is run on the batch, and then on a batch that contains each sample twice. The difference is the FLOPs of
-    b samples, without work that is done once per batch.
+    The module is run on ``example``, and then on a batch that contains each of these samples twice. The difference is
+    the FLOPs of b samples, without work that is done once per batch.
     """
     before = torch.random.get_rng_state()
     output, flops, uncounted = _pass(module, example)
@@ -57,13 +57,14 @@ def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCou
 
 
 def forward_flops(module: nn.Module, example: Any) -> float:
-    """Returns the FLOPs of one sample's forward pass in the module's current mode, for inputs ``example [b, ...]``."""
+    """Returns the FLOPs of one sample's forward pass of ``module``, in the mode (training or evaluation) in which it
+    is, for inputs ``example [b, ...]``. A multiply-add counts as two FLOPs."""
     return count_forward_pass(module, example)[1].flops
 
 
 def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
-    """Runs a forward pass without gradients; returns its output, its FLOPs, and the layers that could not be
-    counted."""
+    """Runs a forward pass of ``module`` without gradients, and returns three things: its output, the FLOPs of the whole
+    ``batch``, and the names of the layers that could not be counted."""
     counter = _Counter()
     layers = {f"{name or 'own parameters'} ({type(m).__name__})": m for name, m in module.named_modules()}
     matrices = {label: found for label, layer in layers.items() if (found := _matrices(layer))}
@@ -109,8 +110,8 @@ class _Counter(Mode):
         self._formulas = {**flop_registry, **{kernel: of_shapes(formula) for kernel, formula in _formulas().items()}}
 
     def hooks(self, label: str, layer: nn.Module) -> list[RemovableHandle]:
-        """Puts hooks on ``layer`` that add its FLOPs to ``by_layer[label]``, without those of layers inside it that
-        have such hooks too. Returns the hooks' handles."""
+        """Puts hooks on ``layer``, so that FLOPs within it are added to ``by_layer[label]``, except for those of inner
+        layers that have such hooks too. Returns the hooks' handles, by which they can be removed."""
 
         def begin(*_: Any) -> None:
             self._running.append(label)
@@ -152,8 +153,8 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Returns functions that compute the FLOPs of kernels that torch's registry lacks, from the shapes of the
-    arguments."""
+    """Returns functions that compute the FLOPs of kernels, from the shapes of their arguments, as a dict by kernel: for
+    those kernels that torch's own registry of such functions lacks."""
     aten = torch.ops.aten
     return {
         aten.mkldnn_rnn_layer: _lstm_flops,

@@ -16,7 +16,8 @@ from fedray.usercode.importing import FORMS, as_user_error, import_object, is_us
 
 
 class Head(nn.Module):
-    """The base class of heads. A user-defined head is named by ``model.head=file.py:Class``.
+    """The base class of heads, layers that replace a model's last Linear layer and give the model a representation z. A
+    user-defined head is named by ``model.head=file.py:Class``.
 
     A head maps features ``[b, features]`` to logits ``[b, classes]``. The input of the Linear layer that it calls last
     is the representation z.
@@ -38,8 +39,9 @@ class Head(nn.Module):
 
 
 class ProjectionHead(Head):
-    """MOON's head: ``hidden`` (d -> d), ReLU, ``projection`` (d -> width), whose output is z, ``classifier`` (width ->
-    classes)."""
+    """MOON's head, which replaces a model's last Linear layer by three: ``hidden`` (d -> d) with ReLU, ``projection``
+    (d -> width), whose output is the representation z, and ``classifier`` (width -> classes). Here d is
+    ``features``."""
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__()
@@ -53,9 +55,10 @@ class ProjectionHead(Head):
 
 
 class SiamHead(ProjectionHead, Predicting):
-    """A projection head with FedSiam-DA's prediction MLP, which does not contribute to the logits.
+    """FedSiam-DA's head: the layers of MOON's head, and a prediction MLP, which does not contribute to the logits.
 
-    ``predictor`` takes z: Linear (width -> width), BatchNorm, ReLU, Linear (width -> width).
+    The MLP, ``predictor``, takes the representation z: Linear (width -> width), BatchNorm, ReLU, Linear (width ->
+    width).
     """
 
     def __init__(self, features: int, width: int, classes: int) -> None:
@@ -72,7 +75,8 @@ DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
 
 
 def find_head(name: str) -> type[Head] | None:
-    """Returns the class of the head ``name``, which may be user-defined, as ``file.py:Class``; None for ``none``.
+    """Returns the class of the head ``name``: ``moon``, ``siam``, or a user-defined one, as ``file.py:Class``. Returns
+    None for ``none``, the model's own last layer.
 
     Raises :class:`UserError` if there is no such head.
     """
@@ -90,8 +94,8 @@ def find_head(name: str) -> type[Head] | None:
 
 
 def serves(name: str, need: str) -> bool:
-    """Returns whether the head ``name`` provides what an algorithm needs: ``nothing``, a ``projection`` or a
-    ``prediction``."""
+    """Returns whether the head ``name`` provides what an algorithm declares as ``needs_head``: ``need`` is ``nothing``,
+    ``projection`` (a representation z) or ``prediction`` (also a predictor)."""
     head = find_head(name)
     if head is None:
         return need == "nothing"
@@ -99,11 +103,12 @@ def serves(name: str, need: str) -> bool:
 
 
 def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: str, example: Any) -> None:
-    """Replaces the Linear layer that ``module`` calls last by a ``head``.
+    """Replaces the Linear layer that ``module`` calls last by a new ``head``, in place, so that the model has a
+    representation z.
 
-    ``kind`` and ``name`` are the names of head and model in messages, ``width`` is ``model.proj_dim``, and ``example
-    [b, ...]`` are inputs for a trial. Raises :class:`UserError` for a model that has no representation: no Linear layer
-    is called, its input is not ``[b, d]``, or nothing is trained before it.
+    ``kind`` is the head's name in messages, ``name`` the model's, ``width`` is ``model.proj_dim``, and ``example [b,
+    ...]`` are inputs for a trial pass. Raises :class:`UserError` for a model that has no representation: no Linear
+    layer is called, its input is not ``[b, d]``, or nothing is trained before it.
     """
     asked = f"model.head={kind}: model {name}"
     last, shape = _last_call(module, name, example)
@@ -123,7 +128,8 @@ def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: s
 
 
 def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | None, torch.Size]:
-    """Returns the Linear layer that is called last in a forward pass, and the shape of its input."""
+    """Returns the Linear layer that ``module`` calls last in a forward pass of ``example``, and the shape of its input;
+    None and an empty shape if it calls none."""
     calls: list[tuple[nn.Linear, torch.Size]] = []
 
     def remember(layer: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:

@@ -29,15 +29,16 @@ TYPES = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a model.
+    """What the engine must know about a model before training.
 
     * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in floating-point buffers.
     * ``flops``: the FLOPs of one sample's forward pass in training mode, without the head's predictor;
       ``prediction_flops``: the FLOPs of the predictor.
     * ``behaviour``: what the forward pass does besides computing outputs. ``draws`` says whether it draws random
       numbers, as dropout does.
-    * ``late_buffers``: the buffers that the first forward pass makes.
+    * ``late_buffers``: the names of the buffers that the first forward pass makes.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
+    * ``warnings``: lines for the user about the model.
     """
 
     parameters: int
@@ -55,7 +56,8 @@ class ModelFacts:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about the model, as lines of text."""
+        """What the user should know about the model, as a list of lines: the warnings, and one about layers whose FLOPs
+        could not be counted."""
         if not self.uncounted:
             return list(self.warnings)
         return [
@@ -66,11 +68,12 @@ class ModelFacts:
 
 
 def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
-    """Returns what fedray must know about ``module``, from a trial pass over the inputs ``example [b, ...]`` in
-    training mode.
+    """Returns what the engine must know about ``module`` before training: numbers of parameters, FLOPs, and what its
+    forward passes change or draw. It finds this out by trial passes of the inputs ``example [b, ...]``.
 
-    The module's buffers are left as they were. b must be at least 2, because some normalisation layers need two
-    samples. ``name`` is the model's name in messages. Raises :class:`UserError` if the model has nothing to train.
+    The parameters are converted to float32; apart from that the module's tensors are left as they were. b must be at
+    least 2, because some normalisation layers need two samples. ``name`` is the model's name in messages. Raises
+    :class:`UserError` if the model has nothing to train, can't be trained, or fails.
     """
     prepare(module, name)
     with without_traces(module):
@@ -92,9 +95,12 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
 
 
 def prepare(module: nn.Module, name: str) -> list[str]:
-    """Converts the parameters of ``module``, called ``name`` in messages, to float32, and returns a note for the user
-    if they had other types. Raises :class:`UserError` if there is nothing to train, or a parameter is of a kind that
-    can't be trained."""
+    """Converts the parameters of ``module``, called ``name`` in messages, to float32, in place, and returns a list with
+    a warning for the user if some had other types.
+
+    Raises :class:`UserError` if there is nothing to train, or if a parameter or buffer is of a kind that fedray can't
+    handle, such as complex parameters or sparse buffers.
+    """
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad and parameter.numel() for parameter in parameters.values()):
         raise UserError(f"model {name} has no trainable parameters")
@@ -126,7 +132,8 @@ def prepare(module: nn.Module, name: str) -> list[str]:
 
 
 def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:
-    """Yields warnings for the user about hooks, and about buffers whose means may be meaningless."""
+    """Yields warnings for the user about hooks that other processes do not have, and about buffers whose means over
+    clients may be meaningless."""
     if global_hooks():
         yield (
             "warning: this process has hooks that torch calls for every module; other processes, such as Ray's client "

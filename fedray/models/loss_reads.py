@@ -19,8 +19,9 @@ from fedray.gradients.watching import Watching, read
 
 class OfModel:
     """What no loss or metric may read: the trained parameters of ``modules``, and the tensors that a forward pass in
-    training mode changes, or makes and keeps. A pass of the first module on the inputs ``x [b, ...]`` shows which these
-    are."""
+    training mode changes, or makes and keeps. A forward pass of the first module on the inputs ``x [b, ...]`` shows
+    which tensors these are. fedray trains copies of a model, so a loss that reads from the model would see other
+    numbers."""
 
     def __init__(self, modules: Sequence[nn.Module], x: Any) -> None:
         first, self.modules = modules[0], modules
@@ -33,8 +34,12 @@ class OfModel:
         self.passing |= {name for name, value in buffers.items() if name in now and not same_bits(now[name], value)}
 
     def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
-        """Returns whether ``function``, called ``what`` in messages, has parameters: its values have a gradient
-        although the outputs have none. Raises :class:`UserError` if it reads something of the model."""
+        """Checks that the loss or metric ``function``, called ``what`` in messages, reads nothing of the model, by
+        calling it with ``outputs`` and ``targets``. Raises :class:`UserError` if it does.
+
+        Returns whether the function has parameters of its own: its values have a gradient although the outputs have
+        none.
+        """
         watch = Watching(read)
         with torch.enable_grad(), watch:
             values = function(outputs, targets)
@@ -56,7 +61,8 @@ class OfModel:
 
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors in the attributes of a module's layers that are neither parameters nor buffers."""
+    """Yields the names and tensors of those attributes of a module's layers that are neither parameters nor buffers:
+    tensors that a forward pass may have left there."""
     for prefix, layer in module.named_modules():
         for key, value in vars(layer).items():
             if key not in ("_parameters", "_buffers", "_modules"):

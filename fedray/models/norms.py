@@ -15,7 +15,8 @@ from fedray.errors import UserError
 
 
 def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
-    """Replaces the BatchNorm and GroupNorm layers of ``module`` by the layers that ``norm`` (``model.norm``) names.
+    """Replaces the BatchNorm and GroupNorm layers of ``module``, in place, by the layers that ``norm`` (``model.norm``)
+    names.
 
     ``batch`` turns GroupNorm into BatchNorm for images, ``group`` turns all into GroupNorm with ``groups`` groups, and
     ``none`` removes them. New layers begin as in torch, with weight 1 and bias 0. LayerNorm and other layers stay.

@@ -27,9 +27,11 @@ kernels."""
 
 
 def check_precision(precision: str, device: str, module: nn.Module, name: str, task: Task, x: Any, y: Tensor) -> None:
-    """Raises :class:`UserError` if ``module``, called ``name``, can't be trained in ``precision`` on ``device``.
+    """Checks that ``module``, called ``name`` in messages, can be trained in ``precision``, a value of
+    ``train.precision``, on ``device`` (``cpu`` or ``cuda``), and raises :class:`UserError` if it can't. On a GPU
+    nothing is checked.
 
-    ``x [b, ...]`` and ``y [b, ...]`` are samples of the data.
+    A trial gradient is computed for ``task``, on samples ``x [b, ...]`` and ``y [b, ...]`` of the data.
     """
     if device != "cpu" or precision == "fp32":
         return
@@ -46,10 +48,11 @@ def check_precision(precision: str, device: str, module: nn.Module, name: str, t
 
 
 def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y: Tensor) -> str | None:
-    """Returns the reason why processors like this one can't train ``module`` in ``precision``, or None if they can.
+    """Returns the reason why ``module`` can't be trained in ``precision`` on a processor like this one, as text for
+    messages, or None if it can.
 
-    ``x [b, ...]`` and ``y [b, ...]`` are samples of the data. PyTorch lacks some kernels for some types and processors:
-    LSTMs in fp16, for example.
+    A trial gradient is computed for ``task``, on samples ``x [b, ...]`` and ``y [b, ...]`` of the data. PyTorch lacks
+    some kernels for some types and processors: LSTMs in fp16, for example.
     """
     network = LoopNetwork(copied(module), task, precision=precision)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
@@ -62,9 +65,9 @@ def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y:
 
 
 def faster_precision(train: TrainConfig, device: str, flops: float) -> str | None:
-    """Returns a note that says which precisions are faster on a GPU. Returns None if the user has chosen one, if it
-    would make no difference, or if the GPU of this machine offers no other. ``flops`` are the FLOPs of a mini-batch's
-    forward pass."""
+    """Returns a note for the user that other precisions than fp32 would be faster on a GPU. Returns None if ``device``
+    is not ``cuda``, if the user has chosen a precision, if the model is so small that precision makes no difference, or
+    if the GPU of this machine has no faster precision. ``flops`` are the FLOPs of a mini-batch's forward pass."""
     if device != "cuda" or "precision" in train.model_fields_set or flops < LEAST_FLOPS:
         return None
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < TENSOR_CORES:

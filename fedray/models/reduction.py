@@ -38,8 +38,8 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """A function that returns the weight of each target in a mean: the entry of ``weights [classes]`` for its class, or
-    1 if there are no weights, and 0 if the target is ``ignored``."""
+    """A function that returns the weight of each of ``targets`` in a mean, in their shape: the entry of ``weights
+    [classes]`` for the target's class, or 1 if ``weights`` is None, and 0 if the target is ``ignored``."""
 
     weights: Tensor | None
     ignored: int
@@ -52,8 +52,9 @@ class ClassWeights:
 
 
 def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Counting | None]:
-    """Returns ``loss`` as a function that returns each sample's loss, and a function that returns the weight of each
-    target in the mean; None if all targets count the same.
+    """Turns the user's ``loss``, which may be a module of torch that returns a mean, into a loss of each sample.
+    Returns it as a function, and a second function that returns the weight of each target in the mean; the second one
+    is None if all targets count the same.
 
     ``what`` names the loss in messages, and ``targets`` are some of its targets. Raises :class:`UserError` for a loss
     that sums over samples, or whose ``__init__`` did not call that of nn.Module.
@@ -81,8 +82,9 @@ def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Coun
 def require_same_mean(
     what: str, loss: Any, outputs: Any, targets: Tensor, each: Tensor, weights: Tensor | None
 ) -> None:
-    """Raises :class:`UserError` if ``loss(outputs, targets)`` of the user's original ``loss`` is not the mean of the
-    losses ``each [b]`` with the weights ``weights [b]``."""
+    """Checks that fedray computes the same mean as the user's ``loss``, if this is a module of torch that returns a
+    mean. Raises :class:`UserError` if ``loss(outputs, targets)`` is not the mean of the samples' losses ``each [b]``
+    with the weights ``weights [b]`` (None for equal weights). ``what`` names the loss in messages."""
     if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "none") == "none":
         return
     original, found = float(loss(outputs, targets)), float(mean_loss(each, weights))
@@ -94,8 +96,8 @@ def require_same_mean(
 
 
 def notes_on_parameters(loss: Any, found: bool) -> list[str]:
-    """Returns a note for the user if the loss is a module with parameters, or if a trial ``found`` that it uses
-    some."""
+    """Returns a list with a warning for the user if the loss has parameters, which fedray does not train: it is a
+    module with parameters, or a trial has ``found`` that it uses some. Otherwise the list is empty."""
     trained = [name for name, p in loss.named_parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
     if not trained and not found:
         return []

@@ -16,8 +16,8 @@ from fedray.models.pooling import conv_relu_pool
 
 
 def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Returns channels, height and width. Raises ``ValueError`` if the inputs are not images of at least ``least x
-    least`` pixels."""
+    """Checks that a model's inputs are images, and returns channels, height and width. Raises ``ValueError`` if
+    ``input_shape`` is not ``(channels, height, width)`` with at least ``least`` x ``least`` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(
             f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
@@ -27,7 +27,10 @@ def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int
 
 
 class Logistic(nn.Module):
-    """Multinomial logistic regression: one linear layer, whose loss is cross-entropy."""
+    """Multinomial logistic regression: one linear layer, whose loss is cross-entropy.
+
+    Inputs ``[b, *input_shape]`` are flattened; outputs are logits ``[b, classes]``.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -40,7 +43,10 @@ class Logistic(nn.Module):
 
 class Linear(Logistic):
     """Linear regression on one-hot labels: one linear layer, whose loss is the mean squared error over classes
-    (pFedMo)."""
+    (pFedMo).
+
+    Inputs ``[b, *input_shape]`` are flattened; outputs are ``[b, classes]``.
+    """
 
     @staticmethod
     def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -50,7 +56,11 @@ class Linear(Logistic):
 
 class MLP(nn.Module):
     """A multi-layer perceptron with ReLU. Without ``hidden`` it has the layers 784-100-10 of FedTrip's, 79,510
-    parameters."""
+    parameters.
+
+    ``hidden`` lists the sizes of the layers between input and output. Inputs ``[b, *input_shape]`` are flattened;
+    outputs are logits ``[b, classes]``.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: list[int] | None = None) -> None:
         super().__init__()
@@ -69,7 +79,8 @@ class MLP(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5: two convolutions with 5 x 5 kernels, then linear layers of 120, 84 and as many outputs as classes.
 
-    The convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The first one pads its
+    It maps images ``[b, channels, height, width]`` of at least 12 x 12 pixels to logits ``[b, classes]``. The
+    convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The first one pads its
     input by two pixels on each side. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
     Recognition, 1998, with ReLU and max-pooling in place of its activations and subsampling.
 
@@ -103,7 +114,8 @@ class LeNet5(nn.Module):
 class FedTripCNN(nn.Module):
     """FedTrip's CNN (Plato's lenet5): LeNet-5 with a convolution as its third layer, of 120 channels and 5 x 5 kernels.
 
-    On images of 28 x 28 it has as many parameters as LeNet-5.
+    It maps images of at least 28 x 28 pixels to logits ``[b, classes]``. For 28 x 28 pixels it has as many parameters
+    as LeNet-5.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -128,7 +140,7 @@ class FedTripCNN(nn.Module):
 
 
 def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """Returns ``conv(x)``, computed as a linear layer if the images are as large as the kernels.
+    """Returns ``conv(x)``. If the images are as large as the kernels, it is computed as a linear layer.
 
     In training the linear layer takes 0.4 of the time. Without gradients, ``conv`` itself is called.
     """

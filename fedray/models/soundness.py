@@ -9,11 +9,11 @@ from fedray.errors import UserError
 
 
 def require_made(module: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
-    """Returns ``module``, called ``what`` in messages, and the layers in it, with their names. Layers inside
-    TorchScript modules are left out.
+    """Checks that torch can use ``module``, called ``what`` in messages. Raises :class:`UserError` if the ``__init__``
+    of the module, or of a layer in it, did not call that of nn.Module.
 
-    Raises :class:`UserError` if the ``__init__`` of one of them did not call that of nn.Module, so that torch can't use
-    it.
+    Returns the module and all layers in it, as a list of (name, layer), where the module itself has an empty name.
+    Layers inside TorchScript modules are left out.
     """
     # torch's named_modules() fails on such a layer
     left, found = [("", module)], dict[nn.Module, str]()
@@ -32,8 +32,9 @@ def require_made(module: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
 
 
 def require_trainable_kind(module: nn.Module, what: str) -> None:
-    """Raises :class:`UserError` if ``module`` can't be a model: because a layer was not fully initialised, or because
-    the module or a layer in it is a TorchScript module."""
+    """Checks that ``module``, called ``what`` in messages, can be trained at all. Raises :class:`UserError` if the
+    ``__init__`` of one of its layers did not call that of nn.Module, or if the module or one of its layers is a
+    TorchScript module."""
     for name, layer in require_made(module, what):
         if isinstance(layer, torch.jit.ScriptModule):
             which = f"its layer {name} is" if name else "it is"

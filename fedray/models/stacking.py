@@ -42,16 +42,18 @@ padding changes its gradients by 1e-1; if it depends on the other samples themse
 
 
 def samples_of_trial(batch_size: int) -> int:
-    """Returns the number of samples that :func:`stacking_obstacle` needs for a trial with batches of ``batch_size``.
+    """Returns how many samples :func:`stacking_obstacle` needs to find out whether clients can be trained in stacks, if
+    mini-batches have ``batch_size`` samples.
 
-    Batches larger than :data:`LARGEST` are not tried. Smaller batches would not be enough, because some models mix
+    Mini-batches larger than :data:`LARGEST` are not tried. Smaller ones would not be enough, because some models mix
     samples only in large batches.
     """
     return CLIENTS * min(batch_size, LARGEST)
 
 
 def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: str = "cpu") -> str | None:
-    """Returns the reason why clients of ``module`` can't be trained in one batched stack, or None if they can.
+    """Finds out whether clients of ``module`` can be trained in stacks (several clients at once). Returns None if they
+    can, and otherwise the reason why they can't, as text for messages.
 
     A stack pads the batches of smaller clients with samples whose losses are left out. That is correct as long as no
     sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with the
@@ -90,8 +92,8 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: 
 
 
 class _Trial(NamedTuple):
-    """The gradients ``[C, width]`` of some clients: in a stack, in a stack that is padded with other samples, and one
-    by one."""
+    """The gradients ``[C, width]`` of C clients, computed in three ways: ``together`` in a stack, ``otherwise`` in a
+    stack that is padded with other samples, and ``alone`` one by one."""
 
     together: Tensor
     otherwise: Tensor
@@ -99,19 +101,22 @@ class _Trial(NamedTuple):
 
     @property
     def off(self) -> float:
-        """The largest difference between a client's gradients in a stack and alone, relative to their length."""
+        """The largest difference between a client's gradient in a stack and its gradient alone, relative to the length
+        of the latter."""
         differences = [(each - self.alone).norm(dim=1) for each in (self.together, self.otherwise)]
         return float((torch.maximum(*differences) / self.alone.norm(dim=1).clamp(min=1e-12)).max())
 
     @property
     def mixes(self) -> bool:
-        """Whether samples depend on others. If they do not, padding with other samples changes no bit, however
-        gradients are rounded: the operations are the same, and all that they add for the padding is 0."""
+        """Whether gradients depend on the samples that serve as padding, because samples of a batch influence each
+        other. If they do not, padding with other samples changes no bit of the gradients, however these are rounded:
+        the operations are the same, and all that they add for the padding is 0."""
         return not torch.equal(self.together, self.otherwise)
 
 
 def _trial(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype, device: str) -> _Trial:
-    """Computes the gradients of the clients of ``batch`` in ``dtype``."""
+    """Returns the gradients of the clients of ``batch`` in a stack, in a stack with other padding, and one by one,
+    computed in ``dtype``. Convolutions are computed as stacks compute them on ``device``."""
 
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -129,7 +134,7 @@ def _trial(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype, devi
 
 
 def _padded_otherwise(batch: Batch) -> Batch:
-    """Returns ``batch`` with other samples of the trial as padding."""
+    """Returns ``batch`` with the same real samples, but other samples of ``batch`` as padding."""
     assert batch.counts is not None
     real = torch.arange(batch.y.shape[1]) < torch.tensor(batch.counts)[:, None]
 
@@ -141,8 +146,9 @@ def _padded_otherwise(batch: Batch) -> Batch:
 
 
 def hooked_parameter(module: nn.Module) -> str | None:
-    """Returns a clause that names a parameter with a hook, such as a mask for its gradient, or None if there is none.
-    Hooks are not called where pieces of one vector replace the parameters."""
+    """Returns a clause for messages that names a parameter of ``module`` with a hook, such as ``its parameter fc.weight
+    has a hook``, or None if there is none. Such a module can be neither trained in stacks nor compiled, because hooks
+    are not called where pieces of one vector replace the parameters."""
     hooked = (name for name, parameter in module.named_parameters() if parameter._backward_hooks)
     return next((f"its parameter {name} has a hook" for name in hooked), None)
 

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 
 class ShakespeareLSTM(nn.Module):
-    """The next character after a text: an embedding of 8 numbers, two LSTM layers of 100, and a linear layer on the
-    last step; 133,520 parameters for 80 characters.
+    """A network that predicts the next character of a text: an embedding of 8 numbers, two LSTM layers of 100, and a
+    linear layer on the last step; 133,520 parameters for 80 characters.
 
     It is LEAF's and GHBM's network (Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018; Zaccone et al., TMLR
-    2025). Inputs are whole numbers ``[b, length]``, outputs ``[b, classes]``.
+    2025). Inputs are whole numbers ``[b, length]``, one for each character, and outputs are logits ``[b, classes]``.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -26,12 +26,12 @@ class ShakespeareLSTM(nn.Module):
 
 
 class StackOverflowLSTM(nn.Module):
-    """The next word after each word: an embedding of 96 numbers, an LSTM layer of 670, and linear layers of 96 and as
-    many outputs as words; 4,053,428 parameters for 10,004 words.
+    """A network that predicts the next word after each word of a text: an embedding of 96 numbers, an LSTM layer of
+    670, and linear layers of 96 and as many outputs as words; 4,053,428 parameters for 10,004 words.
 
     It is the network of S. J. Reddi et al.: Adaptive Federated Optimization, ICLR 2021 (with torch's two biases for
-    each gate, where theirs has one: 2,680 parameters more). Inputs are whole numbers ``[b, length]``, outputs ``[b,
-    length, classes]``.
+    each gate, where theirs has one: 2,680 parameters more). Inputs are whole numbers ``[b, length]``, one for each
+    word, and outputs are logits ``[b, length, classes]``.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:

@@ -17,7 +17,7 @@ from fedray.errors import UserError, near_miss
 from fedray.models.small import image_shape
 
 PREFIX = "torchvision:"
-"""The beginning of the names of torchvision models."""
+"""The beginning of the names of torchvision's models in configurations."""
 
 TWO_OUTPUTS = ("googlenet", "inception_v3")
 """The classifiers that return further outputs in training unless ``aux_logits`` is false."""
@@ -27,9 +27,10 @@ class AlexNet(nn.Module):
     """AlexNet for small images, with one linear layer of 192 in place of two of 4,096: 2,717,578 parameters for
     CIFAR-10.
 
-    A. Krizhevsky, I. Sutskever, G. E. Hinton: ImageNet Classification with Deep Convolutional Neural Networks. NeurIPS
-    2012, with the channels of torchvision's. FedTrip prints 2.72 million parameters and 145.93 million multiply-adds
-    for its AlexNet, and no layers. Of the variants that were tried this one is nearest, with 145.92 million.
+    It maps images of at least 9 x 9 pixels to logits ``[b, classes]``. A. Krizhevsky, I. Sutskever, G. E. Hinton:
+    ImageNet Classification with Deep Convolutional Neural Networks. NeurIPS 2012, with the channels of torchvision's.
+    FedTrip prints 2.72 million parameters and 145.93 million multiply-adds for its AlexNet, and no layers. Of the
+    variants that were tried this one is nearest, with 145.92 million.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -55,9 +56,10 @@ class AlexNet(nn.Module):
 class FireNet(nn.Module):
     """FireNet, three convolutions and three linear layers for photographs of fire, 646,818 parameters for 2 classes.
 
-    A. Jadon, M. Omama, A. Varshney, M. S. Ansari, R. Sharma: FireNet: A Specialized Lightweight Fire & Smoke Detection
-    Model for Real-Time IoT Applications. arXiv 1905.11922, 2019. Each convolution has 3 x 3 kernels, ReLU, 2 x 2
-    average-pooling and dropout; images are 64 x 64 there.
+    It maps images of at least 22 x 22 pixels to logits ``[b, classes]``; in the paper they have 64 x 64 pixels. Each
+    convolution has 3 x 3 kernels, ReLU, 2 x 2 average-pooling and dropout. A. Jadon, M. Omama, A. Varshney, M. S.
+    Ansari, R. Sharma: FireNet: A Specialized Lightweight Fire & Smoke Detection Model for Real-Time IoT Applications.
+    arXiv 1905.11922, 2019.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -81,29 +83,29 @@ class FireNet(nn.Module):
 def vgg16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """VGG-16 of torchvision, without BatchNorm, 134,301,514 parameters for 10 classes.
 
-    K. Simonyan, A. Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition. ICLR 2015,
-    configuration D. Features of images smaller than 224 x 224 are scaled to 7 x 7 by average-pooling.
+    The function returns the network with random initial weights, for images of at least 32 x 32 pixels. Features of
+    images smaller than 224 x 224 are scaled to 7 x 7 by average-pooling. K. Simonyan, A. Zisserman: Very Deep
+    Convolutional Networks for Large-Scale Image Recognition. ICLR 2015, configuration D.
     """
     return _made("vgg16", input_shape, classes, least=32)
 
 
 def resnet18(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
-    """ResNet-18 with BatchNorm, 11,173,962 parameters for 10 classes; a stem for small images unless
-    ``stem=imagenet``.
+    """ResNet-18 with BatchNorm, 11,173,962 parameters for 10 classes; a stem for small images unless ``stem=imagenet``.
 
-    K. He, X. Zhang, S. Ren, J. Sun: Deep Residual Learning for Image Recognition. CVPR 2016. The small stem is one
-    convolution with 3 x 3 kernels that keeps the image's size. ImageNet's halves it twice, by a convolution with 7 x 7
-    kernels and max-pooling; then the network is torchvision's, 11,181,642 parameters.
+    The function returns the network with random initial weights. The small stem is one convolution with 3 x 3 kernels
+    that keeps the image's size. ImageNet's halves it twice, by a convolution with 7 x 7 kernels and max-pooling; then
+    the network is torchvision's, 11,181,642 parameters. K. He, X. Zhang, S. Ren, J. Sun: Deep Residual Learning for
+    Image Recognition. CVPR 2016.
     """
     return _with_stem(_made("resnet18", input_shape, classes, least=8), stem)
 
 
 def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
-    """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless
-    ``stem=imagenet``.
+    """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless ``stem=imagenet``.
 
-    The paper and the stems are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with further heads
-    (``model.head``).
+    The function returns the network with random initial weights. The paper and the stems are those of ``resnet18``.
+    MOON and FedSiam-DA train it on CIFAR with further heads (``model.head``).
     """
     return _with_stem(_made("resnet50", input_shape, classes, least=8), stem)
 
@@ -111,8 +113,9 @@ def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", 
 def mobilenet_v2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """MobileNetV2 of torchvision, with BatchNorm and dropout, 3,504,872 parameters for 1,000 classes.
 
-    M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks.
-    CVPR 2018. It divides the image's size by 32.
+    The function returns the network with random initial weights, for images of at least 32 x 32 pixels, whose size it
+    divides by 32. M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen: MobileNetV2: Inverted Residuals and Linear
+    Bottlenecks. CVPR 2018.
     """
     return _made("mobilenet_v2", input_shape, classes, least=32)
 
@@ -120,13 +123,16 @@ def mobilenet_v2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def vit_b_16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Vision Transformer ViT-B/16 of torchvision for square images of any multiple of 16 pixels, 86 million parameters.
 
-    A. Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale. ICLR 2021.
+    The function returns the network with random initial weights. A. Dosovitskiy et al.: An Image is Worth 16x16 Words:
+    Transformers for Image Recognition at Scale. ICLR 2021.
     """
     return _made("vit_b_16", input_shape, classes, least=16)
 
 
 def torchvision_model(name: str) -> Callable[..., nn.Module]:
-    """Returns a function that makes the torchvision classifier ``name``, the part after ``torchvision:``.
+    """Returns a function that makes the torchvision classifier ``name``, such as ``resnet34``, with random initial
+    weights, when it is called with ``input_shape``, ``classes`` and options. In configurations the classifier is named
+    ``torchvision:NAME``.
 
     Its options are the arguments of the classifier's class in torchvision. Raises :class:`UserError` if there is no
     such classifier.
@@ -165,7 +171,8 @@ def _made(name: str, input_shape: tuple[int, ...], classes: int, least: int = 1,
 
 
 def _take_channels(module: nn.Module, channels: int) -> None:
-    """Gives the first convolution, which is for colour images, ``channels`` input channels and new weights."""
+    """Replaces the weights of the first convolution of ``module``, which is made for colour images, so that it takes
+    ``channels`` input channels. The new weights are random."""
     first = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     first.in_channels = channels
     first.weight = nn.Parameter(first.weight.new_empty(first.out_channels, channels, *first.kernel_size))
