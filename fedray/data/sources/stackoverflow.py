@@ -34,12 +34,13 @@ SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
-    """Loads sentences of questions and answers: x is int32 [20], the words, and y is int64 [20], the word after each of
-    them.
+    """Loads sentences of questions and answers, to predict each next word. Each user is a client.
 
-    Short sentences are padded with 0 in x, and with ``ignored`` (``task.ignore_index``) in y, so that padding does not
-    count. The last fifth of each user's posts gives the test samples. Posts without an owner and code blocks are left
-    out. Raises :class:`UserError` for a file that is missing or damaged.
+    x is int32 [20], the words of a sentence, and y is int64 [20], the word after each word of x. Short sentences are
+    padded with 0 in x, and with ``ignored`` (``task.ignore_index``) in y, so that padding does not count. The last
+    fifth of each user's posts gives the test samples. Posts without an owner and code blocks are left out. The file
+    ``Posts.xml`` is read from the folder ``root``, or else found on this machine. Raises :class:`UserError` for a file
+    that is missing or damaged.
     """
     found = find_files(
         "stackoverflow", root, [Layout(("stackoverflow", "stackexchange", "."), ("Posts.xml",))],

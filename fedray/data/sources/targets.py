@@ -23,11 +23,12 @@ LISTED = 5
 
 
 class Targets(NamedTuple):
-    """The checked targets of each set.
+    """The checked targets of a data set's training, test and public set.
 
-    ``arrays`` has the targets by name: int64 ``[n]`` for ``classification`` and ``[n, ...]`` for ``tokens``, float32
-    ``[n, ...]`` for ``multilabel`` and ``regression``. ``classes`` is the number of classes of a sample or token, or
-    how many numbers a target has. ``notes`` are lines that the user should know.
+    ``kind`` is the kind of task. ``arrays`` has the targets by name, such as ``y_train``: int64 ``[n]`` for
+    ``classification`` and ``[n, ...]`` for ``tokens``, float32 ``[n, ...]`` for ``multilabel`` and ``regression``.
+    ``classes`` is the number of classes of a sample or token, or how many numbers a target has. ``class_names`` are the
+    names of the classes, or None if they have none. ``notes`` are lines that the user should know.
     """
 
     kind: str
@@ -45,12 +46,13 @@ def read_targets(
     names: Sequence[str] | None = None,
     ignored: int = IGNORED,
 ) -> Targets:
-    """Returns the targets ``given`` of each set (``y_train`` first) in the form that a task of the kind ``kind`` needs.
+    """Reads the targets of each set, as a user or a source gives them, into the form that the task needs.
 
-    With ``auto`` the kind is found from the first array. ``classes`` and ``names`` are the number and the names of the
-    classes, or None if the user has not set them. ``ignored`` is the target of tokens that do not count.
+    ``given`` has the targets by name, ``y_train`` first. ``kind`` is the kind of task; with ``auto`` it is found from
+    the first array. ``classes`` and ``names`` are the number and the names of the classes, or None if the user has not
+    set them. ``ignored`` is the target of tokens that do not count.
 
-    Raises :class:`UserError`, which names array and row, for anything that is wrong.
+    Raises :class:`UserError`, which begins with ``where`` and names array and row, for anything that is wrong.
     """
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
     first, notes, asked = next(iter(given)), [], kind

@@ -36,7 +36,7 @@ def memory_of_machine() -> int:
 
 
 def is_much(size: float) -> bool:
-    """Returns whether samples of ``size`` bytes take so much memory that ``data.access: auto`` reads them one by one."""
+    """Returns whether ``size`` bytes of samples are so much that ``data.access: auto`` reads the samples one by one."""
     return size > MUCH * memory_of_machine()
 
 
@@ -195,12 +195,12 @@ def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
 
 
 def targets_of(dataset: Indexed, name: str) -> ItemTargets:
-    """Returns the targets of all items of a Dataset without reading the items, if the Dataset lists them.
+    """Returns the targets of all items of a Dataset, from the list in its attribute ``targets`` or ``labels`` if there
+    is one.
 
-    A list is in an attribute ``targets`` or ``labels``. It is compared with a few items, and is not used if one of
-    these has a different target, for example because targets are transformed. The other items are compared when
-    they are read (:meth:`LazyItems.checked`). Without a list, all items are read. ``name`` is what messages call
-    the Dataset.
+    The list is compared with a few items, and is not used if one of these has a different target, for example because
+    targets are transformed. The other items are compared when they are read (:meth:`LazyItems.checked`). Without a list
+    that can be used, all items are read for their targets. ``name`` is what messages call the Dataset.
     """
     for attribute in TARGETS:
         listed: Any = list_of(dataset, attribute, name)
