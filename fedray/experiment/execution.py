@@ -24,7 +24,12 @@ from fedray.models.precision import check_precision, faster_precision
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionStage(Stage):
-    """The answer of the execution stage. ``make`` makes the model with the chosen layout of convolutions."""
+    """How and where the clients of a run are trained: the values that the section ``engine`` takes.
+
+    ``device`` is cpu or cuda. ``make`` makes the model with the chosen layout of convolutions. ``vectorize`` says
+    whether clients are trained in batched stacks, of at most ``chunk`` clients each. ``compile`` and ``replay`` say
+    whether gradients are compiled or replayed.
+    """
 
     device: str
     make: ModelMaker
@@ -37,8 +42,11 @@ class ExecutionStage(Stage):
 def execution_stage(
     config: Config, around: Surroundings, stage: DataStage, training: TrainingStage, model: ModelStage
 ) -> ExecutionStage:
-    """Returns how the clients of a run are trained. A run that is resumed keeps what it began with. Raises
-    :class:`UserError` if the user asks for something that is not possible on these machines or with this model."""
+    """Decides how and where the clients of a run are trained: the device, stacks, and how gradients are computed.
+
+    A run that is resumed keeps what it began with. ``around`` answers questions about the machines of the run. Raises
+    :class:`UserError` if the user asks for something that is not possible on these machines or with this model.
+    """
     data, folder = stage.data, Path(config.run.output) / stage.run_name
     device, placed, notes = place(config.engine, folder, around.device)
     check_precision(config.train.precision, device, model.module, model.name, model.task, *data.examples(2))
