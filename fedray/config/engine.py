@@ -82,8 +82,8 @@ class EngineConfig(Section):
 
     @property
     def asks_for_ray(self) -> bool:
-        """Whether the user has set ``engine.kind`` or ``engine.address``. If not, fedray may fall back to the
-        local engine."""
+        """Whether the user has set ``engine.kind`` or ``engine.address``. If not, fedray goes on without Ray where Ray
+        can't be started."""
         return "kind" in self.model_fields_set or self.address is not None
 
     @model_validator(mode="after")

@@ -124,8 +124,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns a copy of a configuration in which dotted keys have become sections: ``{"train": {"lr": 0.1}}`` for
-    ``{"train.lr": 0.1}``.
+    """Returns a copy of a configuration in which dotted keys have become sections: ``{"train": {"lr": 0.1}}``
+    for ``{"train.lr": 0.1}``.
 
     Raises :class:`UserError` if a key is below another key that has a value.
     """
@@ -212,8 +212,8 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
 
 
 def unknown_key(name: str, known: Iterable[str], section: str) -> str:
-    """Returns the message for a key ``name`` that ``section`` (such as ``train.``) does not have: ``unknown key
-    train.rl (did you mean ...)``.
+    """Returns the message for a key ``name`` that ``section`` (such as ``train.``) does not
+    have: ``unknown key train.rl (did you mean ...)``.
 
     ``known`` are the section's keys.
     """

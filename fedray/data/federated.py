@@ -121,8 +121,8 @@ class FederatedData:
         return int((self.sizes() > 0).sum())
 
     def names_of(self, clients: Sequence[int]) -> dict[str, list[str]]:
-        """Returns ``{"client_name": [...]}``, the column with the names of ``clients`` for a table with a row for each
-        of them.
+        """Returns the names of ``clients`` as a column of a table: ``{"client_name": ["ann", "bob"]}``, in the order
+        of ``clients``.
 
         ``clients`` are numbers of clients. The dict is empty if the data give clients no names.
         """
@@ -137,9 +137,11 @@ class FederatedData:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Returns the sorted indices into ``x_test`` and ``y_test`` of client ``i``'s test share, int64.
+        """Returns the sorted indices into ``x_test`` and ``y_test`` of the test samples on which client ``i`` is
+        scored, int64.
 
-        Raises ValueError if the clients have no test shares yet (:func:`with_test_shares`).
+        These are the client's test share. Raises ValueError if the clients have no test shares
+        yet (:func:`with_test_shares`).
         """
         if self.test_indices is None or self.test_offsets is None:
             raise ValueError(
@@ -179,7 +181,7 @@ class FederatedData:
 def array_digest(*arrays: np.ndarray | None) -> str:
     """Returns one sha256 of the dtypes, shapes and values of ``arrays``, as hexadecimal digits.
 
-    It does not depend on the byte order of the machine. None may stand for an array that does not exist.
+    The digest does not depend on the byte order of the machine. None may stand for an array that does not exist.
     """
     digest = hashlib.sha256()
     for array in arrays:
@@ -195,9 +197,9 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
     """Partitions the samples of a data set among clients.
 
-    The public set and the validation set are drawn at random from the training set before it is partitioned. If the
-    source comes with a public set, that set is used instead of a draw: all of it if ``data.public_samples`` is
-    ``auto``, or else a random draw of that many of its samples.
+    The public set, which is for a model that the server trains, and the validation set are drawn at random from the
+    training set before it is partitioned. If the source comes with a public set, that set is used instead of a draw:
+    all of it if ``data.public_samples`` is ``auto``, or else a random draw of that many of its samples.
 
     Args:
         source: the data set.
@@ -288,9 +290,9 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
     """Returns ``data`` with the samples of the public set partitioned among the clients, in addition to what they hold.
 
-    This is for an algorithm without a public set: it then trains on as many labelled samples as one whose server has a
-    public set. The public samples go, in random order, to the clients that hold samples. The numbers of public samples
-    that two clients get differ by one at most.
+    The public set are samples for a model that the server trains. An algorithm without such a model then trains on as
+    many labelled samples as one with it. The public samples go, in random order, to the clients that hold samples. The
+    numbers of public samples that two clients get differ by one at most.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
@@ -306,8 +308,8 @@ def with_train_subset(data: FederatedData, samples: int, seed: int) -> Federated
     """Returns ``data`` with ``train_subset`` filled in: the indices of the training samples on which train_accuracy
     is evaluated.
 
-    They are a uniform draw of ``samples`` samples among those that clients hold. Raises :class:`UserError` if the
-    clients hold fewer samples.
+    The samples are a uniform draw of ``samples`` samples among those that clients hold. Raises :class:`UserError` if
+    the clients hold fewer samples.
     """
     held = np.unique(data.indices)
     if samples > len(held):

@@ -45,13 +45,13 @@ class _Pair:
 
 
 def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
-    """Checks the ``scale`` and ``shift`` that a user gives for the inputs ``x``, and returns them as fields of
-    a Source.
+    """Checks the ``scale`` and ``shift`` that a user gives for the inputs ``x``, and returns them as float32.
 
-    The result is ``{"scale": ..., "shift": ...}``, each float32 ``[channels]``. If ``x`` is a tuple or dict of inputs,
-    scale and shift are tuples or dicts like ``x``, with None for inputs that stay as they are. If the user gives
-    neither, uint8 inputs in a tuple or dict are divided by 255. The result is an empty dict if no input is scaled.
-    Raises :class:`UserError`, whose message begins with ``where``, if scale or shift do not fit ``x``.
+    A model's inputs are float32(x) * scale + shift. The result is ``{"scale": ..., "shift": ...}``, each float32
+    ``[channels]``. If ``x`` is a tuple or dict of inputs, scale and shift are tuples or dicts like ``x``, with None for
+    inputs that stay as they are. If the user gives neither, uint8 inputs in a tuple or dict are divided by 255. The
+    result is an empty dict if no input is scaled. Raises :class:`UserError`, whose message begins with ``where``, if
+    scale or shift do not fit ``x``.
     """
     structured = isinstance(x, (tuple, Mapping))
     if scale is None and shift is None:
@@ -75,10 +75,11 @@ def of_bytes(x: Any) -> dict[str, Any]:
 def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
     """Returns ``{"scale": ..., "shift": ...}`` for the value ``choice`` of ``data.normalization``.
 
-    They are computed for the training inputs ``x``, an array or a tuple or dict of arrays, and have the structure of
-    ``x``. For ``default`` the result is an empty dict, so that the source keeps its own scale and shift. In a tuple or
-    dict, inputs for which the choice makes no sense stay as they are. Raises :class:`UserError`, whose message begins
-    with ``where``, if the choice makes sense for none of the inputs.
+    Scale and shift turn stored inputs into those of a model, which are float32(x) * scale + shift. Both are computed
+    for the training inputs ``x``, an array or a tuple or dict of arrays, and have the structure of ``x``. For
+    ``default`` the result is an empty dict, so that the source keeps its own scale and shift. In a tuple or dict,
+    inputs for which the choice makes no sense stay as they are. Raises :class:`UserError`, whose message begins with
+    ``where``, if the choice makes sense for none of the inputs.
     """
     if choice == DEFAULT:
         return {}

@@ -29,8 +29,8 @@ LEAST = 10
 
 @dataclass(frozen=True)
 class Features:
-    """The representations of n samples, which are the inputs of the model's last Linear layer: ``values`` float32
-    [n, d].
+    """The representations of n samples, which are the inputs of the model's last Linear layer: ``values``
+    float32 [n, d].
 
     ``samples`` int64 [n] are the indices of the samples in their split. ``targets`` int64 [n] are their classes, or
     None if the samples have none.

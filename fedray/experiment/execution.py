@@ -27,8 +27,9 @@ class ExecutionStage(Stage):
     """How and where the clients of a run are trained: the values that the section ``engine`` takes.
 
     ``device`` is cpu or cuda. ``make`` makes the model with the chosen layout of convolutions. ``vectorize`` says
-    whether clients are trained in batched stacks, of at most ``chunk`` clients each. ``compile`` and ``replay`` say
-    whether gradients are compiled or replayed.
+    whether clients are trained in stacks, that is, several clients as rows of one tensor, and ``chunk`` is the largest
+    number of clients in a stack. ``compile`` and ``replay`` say whether gradients are compiled by torch's compiler, and
+    whether their operations are recorded once and then replayed.
     """
 
     device: str

@@ -38,7 +38,10 @@ def resolve(
     around: Surroundings | None = None,
     map_all: MapAll = map_arrays,
 ) -> tuple[Experiment, FederatedData]:
-    """Makes the experiment that a configuration describes, and its data, partitioned among the clients.
+    """Returns the experiment that a configuration describes, which is everything that a run does, and the data,
+    partitioned among the clients.
+
+    In the experiment, ``auto`` and null are replaced by values.
 
     Args:
         config: The user's configuration, in which keys may be null or ``auto``.
@@ -66,8 +69,8 @@ def resolve(
 
 @neutral()
 def resolve_data(config: Config, map_all: MapAll = map_arrays) -> DataStage:
-    """Returns only the data that ``config`` describes, partitioned among the clients as in a run, for commands such as
-    ``fedray data info``.
+    """Returns only the data that ``config`` describes, partitioned among the clients as in a run, for commands such
+    as ``fedray data info``.
 
     ``map_all`` maps samples from files (:func:`fedray.data.storage.access.with_access`).
     """

@@ -124,8 +124,8 @@ def load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """Returns what an algorithm's clients compute beyond FedAvg's as a text, such as ``4 J|w|`` or ``1 full-batch
-    gradient + 1 fwd/bwd per step``.
+    """Returns what an algorithm's clients compute beyond FedAvg's as a text, such as ``4 J|w|``
+    or ``1 full-batch gradient + 1 fwd/bwd per step``.
 
     The text is ``-`` if there is nothing. ``head`` is the name of a head that the model needs for the algorithm,
     or ``none``.

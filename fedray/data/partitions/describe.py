@@ -72,8 +72,7 @@ def _spread_of(values: np.ndarray, what: str) -> str:
 
 
 def histogram(values: np.ndarray) -> str:
-    """Returns a histogram of ``values`` as a line of text, with a block character of eight possible heights for
-    each bar.
+    """Returns a histogram of ``values`` as a line of text, such as ``▂▅█▃ ▁``, with a character for each bar.
 
     A bar without values is a space. The bars have equal widths, from the smallest value to the largest.
     """

@@ -47,7 +47,7 @@ def dirichlet(
 
     Without ``rebalanced``, the draw is repeated until every client has ``min_samples`` samples, at most
     :data:`MAX_DRAWS` times. Raises :class:`UserError` if that is not enough. Returns the sorted indices of each
-    client's samples.
+    client's samples, where sample j has the class ``labels[j]``.
     """
     supply = np.bincount(labels, minlength=classes)
     if rebalanced:
@@ -135,15 +135,15 @@ def dirichlet_fixed(
     its shares.
 
     This is the method of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
-    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. The clients take turns in random order, and take one sample
-    in each turn. If the class that a client draws has run out, the client draws another class by q_i, or uniformly if
-    q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).
+    gives Dir(alpha 1_C) for C classes, as in FedDyn's and Plato's code. The clients take turns in random order, and
+    take one sample in each turn. If the class that a client draws has run out, the client draws another class by q_i,
+    or uniformly if q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).
 
     With ``overlap``, as in Plato and hence in FedTrip, clients may share samples: every client draws from the whole set
     without replacement, a sample of class c with weight q_i[c].
 
-    Returns the sorted indices of each client's samples. Raises :class:`UserError` if there are not enough samples, or
-    if ``prior`` does not fit the classes.
+    Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``. Raises
+    :class:`UserError` if there are not enough samples, or if ``prior`` does not fit the classes.
     """
     q = _profiles(clients, classes, alpha, prior, rng)
     if overlap:

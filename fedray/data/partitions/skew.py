@@ -102,7 +102,7 @@ def label_skew(
     ``balanced`` gives client i class i mod classes and draws its other classes, as NIID-Bench does. ``on_empty`` says
     what happens if a class has too few samples: with ``shrink`` all clients get fewer samples, with ``fill`` a client
     takes more of its other classes, and ``error`` raises. If x is the number of classes, the split is i.i.d. in equal
-    parts. Returns the sorted indices of each client's samples.
+    parts. Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``.
     """
     x = classes_per_client
     if x is None:
@@ -188,7 +188,7 @@ def quantity_skew(
     """Gives client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
     If there are fewer samples than the sum of the sizes, all sizes are scaled down in proportion. Returns the sorted
-    indices of each client's samples.
+    indices of each client's samples, where sample j has the class ``labels[j]``.
     """
     if sizes is None:
         raise UserError("data.partition.kind=quantity_skew needs data.partition.sizes: the samples of each client")
@@ -228,7 +228,8 @@ def shards(
     random shards.
 
     This is the method of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first.
-    Samples that are left over are not used. Returns the sorted indices of each client's samples.
+    Samples that are left over are not used. Returns the sorted indices of each client's samples, where sample j has the
+    class ``labels[j]``.
     """
     n = equal_share(len(labels), clients, samples_per_client)
     size = n // shards_per_client
@@ -261,7 +262,7 @@ def orthogonal(
     The classes of a cluster are a contiguous block. Each client draws its samples uniformly from those of its cluster's
     classes, and all clients draw the same number. With ``overlap`` (as in Plato) two clients may hold the same sample;
     without it, they may not. If ``samples_per_client`` is None, the number is the largest for which every cluster has
-    enough samples. Returns the sorted indices of each client's samples.
+    enough samples. Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``.
     """
     if clusters > classes:
         raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")
@@ -307,8 +308,9 @@ def natural(
 
     ``owners`` int64 [n] has the client of each sample. The result has the sorted indices of each client's samples, in
     the order of the clients' numbers. Clients with fewer than ``min_samples`` samples are left out. ``max_clients``
-    limits the number of clients and ``max_samples`` the number of samples of each; None is no limit. If there are more,
-    as many as the limit allows are drawn at random. ``clients`` is not used.
+    limits the number of clients and ``max_samples`` the number of samples of each client; None is no limit. Where
+    there are more clients or samples, as many as the limit allows are drawn at random. ``labels`` and ``clients`` are
+    not used.
     """
     if owners is None:
         raise UserError("data.partition.kind=natural needs a source that says whose each sample is (client_train)")

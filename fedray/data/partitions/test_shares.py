@@ -92,7 +92,7 @@ def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size:
 def draw_eval_clients(data: FederatedData, seed: int, wanted: int | Literal["all"]) -> np.ndarray:
     """Draws the clients that are scored one by one (``run.eval_clients``), and returns their sorted numbers, int64.
 
-    They are ``wanted`` clients among those that hold samples, or all of these if ``wanted`` is ``all``. The draw
+    The draw is among the clients that hold samples, and ``wanted`` is the number of clients to draw, or ``all``. It
     depends on ``seed`` alone. Raises :class:`UserError` if fewer clients hold samples.
     """
     present = np.flatnonzero(data.sizes())

@@ -35,7 +35,7 @@ class Published(NamedTuple):
     """What is known about a published federated split of photographs, by which the user's copy is checked.
 
     ``photographs`` is the address of the photographs. ``users``, ``images`` and ``classes`` are their numbers in the
-    split's list of training images. The lists are at :data:`LISTS`.
+    split's list of training images. The address of these lists is :data:`LISTS`.
     """
 
     photographs: str
@@ -65,8 +65,8 @@ def federated_csv(root: str | None, image_size: int | None) -> Source:
 def gldv2(root: str | None, image_size: int | None) -> Source:
     """Loads Google Landmarks v2, federated as Landmarks-User-160k (Hsu, Qi, Brown 2020): 1,262 users, each a client.
 
-    The lists and photographs are read from the folder ``root``, or else found on this machine. They are never
-    downloaded. Images are scaled to ``image_size`` pixels in height and width.
+    The photographs, and the csv files that list them, are read from the folder ``root``, or else found on this machine.
+    They are never downloaded. Images are scaled to ``image_size`` pixels in height and width.
     """
     return _load("gldv2", root, image_size, GLDV2)
 
@@ -74,8 +74,8 @@ def gldv2(root: str | None, image_size: int | None) -> Source:
 def inaturalist(root: str | None, image_size: int | None) -> Source:
     """Loads iNaturalist 2017, federated as iNaturalist-User-120k (Hsu, Qi, Brown 2020): 9,275 users, each a client.
 
-    The lists and photographs are read from the folder ``root``, or else found on this machine. They are never
-    downloaded. Images are scaled to ``image_size`` pixels in height and width.
+    The photographs, and the csv files that list them, are read from the folder ``root``, or else found on this machine.
+    They are never downloaded. Images are scaled to ``image_size`` pixels in height and width.
     """
     return _load("inaturalist", root, image_size, INATURALIST)
 

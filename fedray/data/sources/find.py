@@ -18,8 +18,9 @@ from fedray.util.files import in_home, move_whole
 class Layout(NamedTuple):
     """One way in which the files of a data set can lie on a disk: all ``files`` are in one of ``folders``.
 
-    Both are paths below the folder in which the user keeps the data set. Files are patterns such as ``*.txt``, and may
-    also be gzipped (``.gz``). Files that match ``related`` show that a different part of the data set is there.
+    Folders and files are paths below the folder in which the user keeps the data set. Files may be patterns such as
+    ``*.txt``, and may also be gzipped (``.gz``). Files that match ``related`` show that a different part of the data
+    set is there.
     """
 
     folders: tuple[str, ...]

@@ -72,7 +72,7 @@ def sample() -> Source:
     """Loads the data set that comes with the package: 1,000 training and 200 test images of each class
     of Fashion-MNIST.
 
-    The images are uint8 [1, 28, 28]. They were chosen at random by ``sample/make.py``.
+    The images are uint8 [1, 28, 28]. They were chosen at random by ``fedray/data/sample/make.py``.
     """
     folder = Path(__file__).parent.parent / "sample"
     return _load("sample", "fashion_mnist", look(folder, [Layout((".",), FILES)]))

@@ -27,7 +27,8 @@ DARK = 1 << 13
 
 
 def is_image(path: Path) -> bool:
-    """Returns whether a file's name has the ending of an image."""
+    """Returns whether the name of the file ``path`` has the ending of an image, such as ``.jpg``. The file is
+    not opened."""
     return path.suffix.lower() in SUFFIXES
 
 

@@ -52,9 +52,9 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
 
 
 def is_arrays(data: Any) -> bool:
-    """Returns whether ``data``, which a user hands over, is a tuple of arrays (x, y) or (x, y, clients).
+    """Returns whether ``data``, which a user hands over, is a tuple or list of arrays (x, y) or (x, y, clients).
 
-    A list of two or three samples (x, y) is not.
+    It is not if it is a list of two or three samples, each a pair (x, y).
     """
     return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
 

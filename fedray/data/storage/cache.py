@@ -41,7 +41,7 @@ def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
 
 
 def remembered(what: Any, make: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Returns the result of ``make()``, which computes digests by name, and remembers it in the user's cache.
+    """Returns the digests that ``make()`` computes, by name, and remembers these in the user's cache.
 
     If ``make()`` was called for the same ``what`` before, even by another process, the remembered digests are
     returned and nothing is computed. ``what`` names everything that the digests depend on, as numbers and texts. For

@@ -150,8 +150,8 @@ class LazyItems:
         return bool(getattr(self.dataset, "parallel", False))
 
     def stamp(self) -> str:
-        """Returns a text that changes if any item may have changed. It tells whether copies of the items in files are
-        still right.
+        """Returns a text that changes if any item may have changed, by which a copy of the items in files is
+        found again.
 
         The text is the result of the Dataset's method ``stamp``, or else of its method ``digest``. Raises
         :class:`UserError` if the Dataset has neither.
@@ -221,8 +221,9 @@ def _is_of_items(listed: Any, dataset: Indexed, name: str) -> bool:
 def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
     """Stacks the targets of all items of a Dataset, ``targets``, into one array.
 
-    If all are single values, which may be names, or arrays of one value, the result is ``[n]``, and otherwise ``[n,
-    ...]``. ``name`` is what messages call the Dataset. Raises :class:`UserError` if targets differ in shape or type.
+    If all are single values, which may be names, or arrays of one value, the array has the shape ``[n]``, and
+    otherwise ``[n, ...]``. ``name`` is what messages call the Dataset. Raises :class:`UserError` if targets differ in
+    shape or type.
     """
     found: np.ndarray
     if any(target.size != 1 for target in targets):

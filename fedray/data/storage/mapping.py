@@ -85,7 +85,7 @@ Progress = Callable[[int, int], None]
 
 
 def readers_here() -> list[Reader]:
-    """Returns a function for each processor of this machine that reads chunks of items, for :func:`map_arrays`."""
+    """Returns the functions that read chunks of items in this process, one for each processor of this machine."""
     return [Filling.load] * (os.cpu_count() or 1)
 
 
@@ -107,9 +107,9 @@ def map_arrays(
     """Writes samples into the files of ``folder``, if they are not there yet, and returns them mapped into memory.
 
     ``arrays`` has, by name, arrays, tuples and dicts of arrays, or items that are read one by one. The result has the
-    same names and structures. The name of ``folder`` depends on the content (:func:`folder_of`). ``progress(done,
-    total)`` is called during the writing with numbers of items. ``readers(path)`` returns the functions that read items
-    in parallel, for files in the folder ``path``.
+    same names and structures. The name of ``folder`` depends on the content (:func:`folder_of`).
+    ``progress(done, total)`` is called during the writing with numbers of items. ``readers(path)`` returns the
+    functions that read items in parallel, for files in the folder ``path``.
 
     Raises :class:`UserError` if the disk is too small, if an item can't be read, or if the folder was written by
     another version of fedray. Items that were read before an error are kept, and the next call continues from there.
