@@ -156,7 +156,7 @@ def plain(name: str) -> str:
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the values of nested sections by dotted key: ``{"train.lr": 0.1}`` for ``{"train": {"lr": 0.1}}``.
 
-    Every key begins with ``prefix``.
+    Every key of the result begins with ``prefix``.
     """
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -341,7 +341,7 @@ def _choices(annotation: Any) -> str:
 def run_name(config: Config, source: str) -> str:
     """Returns the name of a run's folder: ``run.name`` if it is set, or else a name such as ``fedavg-mnist``.
 
-    The latter is made of the names of the algorithm and of the data, ``source``.
+    Such a name is made of the names of the algorithm and of the data, ``source``.
     """
     return config.run.name or plain(f"{short_name(config.algorithm.name)}-{short_name(source)}")
 

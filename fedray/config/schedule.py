@@ -46,9 +46,9 @@ class ScheduleConfig(Section):
     def over(self, rounds: int) -> ScheduleConfig:
         """Returns this schedule of a learning rate with its length resolved, for a run of ``rounds`` rounds.
 
-        A cosine without a length gets that of the run. It becomes part of the configuration, so that the run is not
-        continued with another cosine. Other schedules are returned unchanged. Raises :class:`UserError` if the learning
-        rate is 0 before the run ends.
+        A cosine schedule without a number of rounds gets the run's, which becomes part of the configuration, so that
+        the run is not continued with another cosine. Other schedules are returned unchanged. Raises :class:`UserError`
+        if the learning rate is 0 before the run ends.
         """
         if self.kind == "cosine" and self.rounds is not None and self.rounds < rounds and not self.final:
             raise UserError(

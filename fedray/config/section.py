@@ -34,7 +34,8 @@ def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
 
 
 def in_message(value: Any) -> str:
-    """Returns a value as messages show it: in YAML, such as ``true`` or ``'text'``, and shortened if it is long."""
+    """Returns ``value`` as error messages show it: in YAML, such as ``true`` or ``'text'``, and shortened if it
+    is long."""
     text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
     text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
     return text if len(text) <= 60 else text[:60] + "..."

@@ -123,7 +123,7 @@ class AlgorithmConfig(Section):
 class PartitionConfig(Section):
     """The section ``data.partition`` of the configuration: how the training set is partitioned among the clients.
 
-    fedray.data.partitions says what each option does.
+    The functions in :mod:`fedray.data.partitions` say what each option does.
     """
 
     kind: str = Field(

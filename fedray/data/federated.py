@@ -112,7 +112,8 @@ class FederatedData:
 
     @property
     def clients(self) -> int:
-        """The number of registered clients N."""
+        """The number of registered clients N, which are all clients, whether or not they hold samples or ever
+        take part."""
         return len(self.offsets) - 1
 
     @cached_property

@@ -101,9 +101,11 @@ def default_folder(found: Evaluation) -> Path:
 
 
 def write(found: Evaluation, folder: Path) -> list[Path]:
-    """Writes an evaluation into ``folder``, and returns the paths of the files: JSON and CSV files, and pictures.
+    """Writes an evaluation into ``folder``, and returns the paths of the files.
 
-    Raises :class:`UserError` if the folder can't be written to, or holds something else than this evaluation.
+    These are evaluation.json and, as far as the evaluation has such results, tables (classes.csv, clients.csv,
+    confusion.csv), the representations (features.npz) and pictures. Raises :class:`UserError` if the folder can't be
+    written to, or holds something else than this evaluation.
     """
     output_of(found).check(folder)
     try:

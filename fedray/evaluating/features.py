@@ -55,11 +55,11 @@ class Features:
 
 @torch.no_grad()
 def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], number: int) -> Features:
-    """Runs the model over ``number`` samples, drawn from ``indices`` by ``run.seed``, and returns
-    their representations.
+    """Runs a model over ``number`` samples, drawn from ``indices`` by ``run.seed``, and returns their representations.
 
-    A representation is the input of the model's last Linear layer. ``indices`` are indices into ``samples``. Raises
-    :class:`UserError` if the model has no Linear layer, or its representation is not a vector for each sample.
+    A representation is the input of the model's last Linear layer. ``clients`` holds the model. ``indices`` are indices
+    into ``samples``. Raises :class:`UserError` if the model has no Linear layer, or its representation is not a vector
+    for each sample.
     """
     rng = stream(clients.experiment.training.seed, Purpose.EVALUATION)
     places = np.sort(rng.permutation(len(indices))[:number])

@@ -91,7 +91,8 @@ def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str]
 
     The columns are ``class``, ``name``, ``samples``, ``predicted``, ``correct``, ``accuracy``, ``precision`` and ``f1``
     (:attr:`Evaluation.classes`). Quotients with a denominator of 0 are NaN. ``confusion`` is a table of pairs of
-    classes (:func:`confusion_of`). ``names`` are the names of the classes; if it is None, they are numbers.
+    classes (:func:`confusion_of`), and ``classes`` the number of classes. ``names`` are the names of the classes; if it
+    is None, they are numbers.
     """
     samples, predicted = (
         np.bincount(confusion[column], confusion["count"], minlength=classes).astype(np.int64)

@@ -15,11 +15,12 @@ from fedray.usercode.importing import as_user_error
 
 
 def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
-    """Makes the algorithm that ``config`` names, and checks the keys that it has requirements on, before any data
-    are read.
+    """Makes the algorithm that ``config`` names, before any data are read, and checks that it allows the values of
+    other keys.
 
-    Hyper-parameters may still be null. ``custom`` may have an algorithm that the user passed from Python. Raises
-    :class:`UserError` if the algorithm does not exist, or does not allow the value of some key.
+    For example, some algorithms have no server learning rate. Hyper-parameters may still be null. ``custom`` may have
+    an algorithm that the user passed from Python. Raises :class:`UserError` if the algorithm does not exist, or does
+    not allow the value of some key.
     """
     name = config.algorithm.name
     cls = custom.algorithm or find_algorithm(name)

@@ -192,7 +192,10 @@ def gradient_graph(
     config: Config, device: str, data: FederatedData, training: TrainingStage, model: ModelStage, vectorize: bool
 ) -> GraphModule | str:
     """Returns the operations of the gradient of a mini-batch as a graph, or a text with the reason why it can't
-    be compiled."""
+    be compiled.
+
+    The graph shows whether compiling would make the gradient faster (:func:`is_compiled`).
+    """
     batch_size, facts = training.local.batch_size, model.facts
     if config.engine.portable_bits:
         return "engine.portable_bits=true asks for the same bits on different processors"

@@ -100,8 +100,8 @@ class ModelMaker:
 
     @property
     def code(self) -> Sequence[Any]:
-        """The classes and functions whose code makes the model. They may be the user's, which Ray's processes must
-        be sent."""
+        """The classes and functions whose code makes the model. If they are the user's, Ray's processes must be sent
+        their code."""
         origin = self.origin
         made_by = {type(layer) for layer in origin.module.modules()} if isinstance(origin, Portable) else {origin}
         return [*made_by, *([] if self.head is None else [self.head])]

@@ -15,7 +15,8 @@ from fedray.usercode.extensions import Entry, make
 
 
 def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
-    """Adds the loss and the metrics that the configuration names (``task.loss``, ``task.metrics``) to ``custom``.
+    """Returns ``custom`` with the loss and the metrics that the configuration names (``task.loss``,
+    ``task.metrics``) added.
 
     Where ``custom`` has a loss or a metric of that name from Python, that object is kept.
     """

@@ -75,7 +75,8 @@ def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
 
 
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
-    """Decides on which device clients are trained, and whether several client actors share a GPU.
+    """Decides on which device clients are trained, and whether several client actors (Ray processes that train clients)
+    share a GPU.
 
     Returns the device, the values of ``engine`` keys that follow from it, by name, and lines for the user.
     ``auto(folder)`` returns the device if ``engine.device`` is ``auto``. On a Ray cluster with GPUs, as many client

@@ -13,7 +13,7 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The answer of one of the stages in which a configuration is resolved.
+    """The answer of a stage. A configuration is resolved in stages: data, training, model and execution.
 
     ``settings`` has the values in the resolved configuration of the keys that the stage decides, by dotted key.
     ``notes`` are lines for the user.
@@ -24,9 +24,9 @@ class Stage:
 
 
 def with_settings(section: S, settings: Mapping[str, Any]) -> S:
-    """Returns a copy of a section of the configuration in which the values of ``settings`` replace its own.
+    """Returns a copy of a section of the configuration in which some keys have the values in ``settings``.
 
-    Dotted keys in ``settings`` are keys of sections within this one: ``train.lr`` if it is the whole configuration.
+    Dotted keys in ``settings`` are keys of sections within ``section``: ``train.lr`` if it is the whole configuration.
     """
     changed: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
@@ -41,7 +41,7 @@ def with_settings(section: S, settings: Mapping[str, Any]) -> S:
 
 
 def defaults_for_nulls(section: BaseModel, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that take the place of null in ``section``: those of ``defaults``, by key, whose key is
+    """Returns the values that take the place of null in ``section``: the entries of ``defaults`` whose keys are
     null there."""
     return {name: value for name, value in defaults.items() if getattr(section, name) is None}
 

@@ -30,8 +30,11 @@ class Load:
 
 
 def load_of(samples: int, training: LocalTraining) -> Load:
-    """Returns the local training in a round of one client that holds ``samples`` samples: its steps, and the samples
-    in its batches."""
+    """Returns the amount of local training in a round of one client that holds ``samples`` samples.
+
+    It is the client's number of local steps, and the number of samples in its mini-batches. ``training`` has the
+    settings of local training.
+    """
     steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
     if training.local_steps is None:
         return Load(samples, steps, (training.local_epochs or 0) * samples)
@@ -39,9 +42,10 @@ def load_of(samples: int, training: LocalTraining) -> Load:
 
 
 def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
-    """Returns the local training in a round of the mean client, over all clients that hold samples.
+    """Returns the amount of local training in a round of the mean client, over all clients that hold samples.
 
     ``sizes`` are the clients' numbers of samples. Clients without samples never take part, and do not count.
+    ``training`` has the settings of local training.
     """
     loads = [load_of(int(size), training) for size in sizes if size]
     samples, steps, seen = (
@@ -63,7 +67,8 @@ def overhead(traffic: Traffic) -> float:
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
     """Returns the number of bytes that one client receives in a round, and the number that it sends.
 
-    Each number takes 4 bytes. A model has the parameters and buffers in ``facts``; a vector has no buffers.
+    ``traffic`` says how many models and vectors go in each direction. Each number takes 4 bytes. A model has the
+    parameters and buffers in ``facts``; a vector has no buffers.
     """
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
@@ -75,8 +80,8 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
     """Returns the FLOPs of clients in a round, whose local training is ``load``.
 
-    They are those of the forward and backward passes over all mini-batches, which count as 3 forward passes, and of the
-    algorithm's extra ``work``.
+    These are the FLOPs of the forward and backward passes over all mini-batches, which count as 3 forward passes, and
+    of the algorithm's extra ``work``. ``facts`` describe the model.
     """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
@@ -94,8 +99,11 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
 
 
 def arithmetic(work: Work, load: Load) -> float:
-    """Returns the number of operations that an algorithm's clients make for each parameter in a round, apart from
-    forward and backward passes."""
+    """Returns the number of operations that an algorithm's clients make for each parameter in a round.
+
+    Forward and backward passes are not counted. ``work`` has the operations of one step, and ``load`` the number
+    of steps.
+    """
     return work.per_step * load.steps + work.once * load.clients
 
 

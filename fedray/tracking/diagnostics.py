@@ -58,12 +58,12 @@ class Measured(Algorithm):
         return result
 
     def measure(self, client: ClientPhase) -> Result:
-        """Measures how far each client has moved in this round, after all clients have trained. This is an
-        additional phase.
+        """Measures how far each client has moved in this round, in an additional phase after all clients have trained.
 
-        The result has three numbers for each client. ``drift`` is the length of its local update y_i - x^r, ``spread``
-        the distance of its model from the mean of the cohort's models, and ``alignment`` the cosine of its update and
-        the cohort's mean update. All lengths are Euclidean, over the trainable parameters.
+        The result has three numbers for each client. ``drift`` is the length of its local update, which is its model
+        after the local steps minus the model that the server sent. ``spread`` is the distance of its model from the
+        mean of the cohort's models, and ``alignment`` the cosine of its update and the cohort's mean update. All
+        lengths are Euclidean, over the trainable parameters.
         """
         update, mean = client.kept[UPDATE], client.shared["mean"]
         return Result(
@@ -89,9 +89,10 @@ def measured(algorithm: Algorithm, against: str = "") -> Measured:
     """Returns an algorithm with the rules and hyper-parameters of ``algorithm`` that also measures its clients' local
     updates (``run.diagnostics``).
 
-    ``against`` is what the cohort is compared with: ``all_clients``, ``virtual``, or "" for nothing. Raises
-    :class:`UserError` if the algorithm has no phase ``train`` with local steps; if there is a comparison and ``train``
-    is not the first phase; or if ``against`` is ``virtual`` and clients keep states, because a virtual model has none.
+    ``against`` is what the cohort is compared with: ``all_clients``, ``virtual`` for a model that is trained with the
+    mean of the clients' gradients, or "" for nothing. Raises :class:`UserError` if the algorithm has no phase ``train``
+    with local steps; if there is a comparison and ``train`` is not the first phase; or if ``against`` is ``virtual``
+    and clients keep states, because a virtual model has none.
     """
     if "train" not in algorithm.phases or type(algorithm).train is not Algorithm.train:
         raise UserError(

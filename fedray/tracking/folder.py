@@ -53,10 +53,10 @@ Status = Literal["new", "unfinished", "finished"]
 
 @dataclass(frozen=True)
 class FoundRun:
-    """What was found in a run folder before a run starts in it: whether there is a run, and how far it came.
+    """What was found in a run folder before a run starts in it.
 
-    ``rounds`` is the number of rounds in the configuration of the run that was found. ``summary`` is the content of its
-    summary.json, or None if it has not ended.
+    ``status`` says whether there is no run (new), or one that is unfinished or finished. ``rounds`` is the number of
+    rounds in that run's configuration. ``summary`` is the content of its summary.json, or None if it has not ended.
     """
 
     status: Status
@@ -189,8 +189,8 @@ def _comparable(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 def with_unrecorded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all settings of a run by dotted key, from ``config``, the content of its config.yaml.
 
-    Older versions of fedray did not record some keys. These get the values that they had in effect: :data:`UNRECORDED`,
-    or else their defaults.
+    Older versions of fedray did not record some keys. These get the values that were in effect then:
+    :data:`UNRECORDED`, or else their defaults.
     """
     return {key: default for key, default, *_ in documented_keys()} | UNRECORDED | flat(config)
 
@@ -305,7 +305,8 @@ def check_numbers(path: Path, after: int) -> None:
 
 
 class ParquetRows:
-    """A folder of Parquet files, such as clients.parquet, to which each round appends several rows.
+    """A folder of Parquet files, such as clients.parquet, to which each round appends several rows, such as one for
+    each client.
 
     Each file holds the rows of successive rounds. ``digest`` is the digest of all files.
     """
@@ -329,7 +330,7 @@ class ParquetRows:
         self.digest = PartsDigest(path)
 
     def append(self, rows: Mapping[str, Any]) -> None:
-        """Appends the rows of one round, such as a row for each client. They are written to a file
+        """Appends the rows of one round, such as a row for each client. The rows are written to a file
         later (:meth:`flush`).
 
         ``rows`` has a list for each column, all of the same length, except that ``round`` is a single number.

@@ -17,9 +17,9 @@ shown."""
 
 
 class Display:
-    """Shows a run's progress on ``console``, with messages above it.
+    """Shows a run's progress on the terminal ``console``, with lines for the user above it.
 
-    With ``quiet`` it shows nothing, and passes the messages to ``warn``.
+    With ``quiet`` nothing is shown, and the lines are passed to the function ``warn``.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Display:
             self.stop()
 
     def read(self, done: int, total: int) -> None:
-        """Shows how many samples have been read while they are copied into mapped files: ``done`` of ``total``."""
+        """Shows that ``done`` of ``total`` samples have been read, while samples are copied into mapped files."""
         if self.quiet:
             return
         now = time.monotonic()

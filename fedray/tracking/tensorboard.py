@@ -70,10 +70,10 @@ class Events:
         self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
-        """Writes a round's row of metrics.csv as TensorBoard scalars.
+        """Writes a round's row of metrics.csv, which is ``row``, as TensorBoard scalars.
 
-        With ``histograms`` also writes a histogram of each of ``clients``, which has a list of values, one for each
-        client of the cohort, by column.
+        ``clients`` has, by column, a list with a value for each client of the cohort. With ``histograms``, a histogram
+        of each list is written as well.
         """
         step = int(row["round"])
         for name, value in row.items():

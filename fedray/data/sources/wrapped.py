@@ -55,7 +55,8 @@ def is_dataset(data: Any) -> bool:
 
 
 def is_loader(data: Any) -> bool:
-    """Returns whether ``data`` is a torch DataLoader, which yields mini-batches instead of items."""
+    """Returns whether ``data`` is a torch DataLoader, which fedray can't use because it yields mini-batches instead
+    of items."""
     return _is(data, "DataLoader")
 
 
