@@ -165,7 +165,7 @@ def _load_model(clients: Clients, request: Request, source: str) -> None:
 
 
 def _shapes(shape: Any) -> str:
-    """Returns the shape of one sample's inputs, which may be several, as a text."""
+    """Returns the shape of one sample's inputs, or several shapes, as text for a message: ``[1, 28, 28]``."""
     if isinstance(shape, Mapping):
         return ", ".join(f"{_shapes(part)} ({name})" for name, part in shape.items())
     several = isinstance(shape, tuple) and any(isinstance(part, (tuple, Mapping)) for part in shape)

@@ -176,6 +176,7 @@ def _draw_confusion(found: Evaluation, path: Path) -> Path:
 
 
 def _short(name: str) -> str:
-    """Returns a name that is short enough and visible, and that matplotlib does not read as mathematics."""
+    """Returns a class's name as the picture shows it: cut off if it is long, visible, and not read by matplotlib
+    as mathematics."""
     name = name if name.strip() else repr(name)
     return (name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…").replace("$", r"\$")

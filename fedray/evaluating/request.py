@@ -142,8 +142,10 @@ def _settings(
 
 
 def _asked(overrides: Iterable[str], objects: Sequence[str]) -> dict[str, Any]:
-    """Returns the settings in ``overrides`` by dotted key. Raises :class:`UserError` for keys that don't affect an
-    evaluation."""
+    """Returns the settings in ``overrides``, which are ``key=value`` texts, by dotted key.
+
+    Raises :class:`UserError` for keys that don't affect an evaluation.
+    """
     asked: dict[str, Any] = {}
     for override in overrides:
         assign(asked, override)

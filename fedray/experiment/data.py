@@ -80,8 +80,10 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
 
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
-    """Returns the size of the public set. ``auto`` stands for the source's default if the algorithm needs one, else
-    for 0."""
+    """Returns the number of samples in the public set that ``config`` asks for.
+
+    ``auto`` stands for the source's default if the algorithm needs a public set, else for 0.
+    """
     asked, name = config.data.public_samples, config.algorithm.name
     if config.data.public_to == "clients":
         if algorithm.needs_public:

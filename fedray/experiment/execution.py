@@ -86,10 +86,10 @@ def execution_stage(
 def _layout(
     config: Config, begun: bool | None, device: str, vectorize: bool, model: ModelStage, stage: DataStage
 ) -> tuple[bool, ModelMaker, list[str]]:
-    """Returns ``engine.channels_last``, the maker of models with that layout, and lines for the user.
+    """Decides whether 2-d convolutions are laid out with channels last (``engine.channels_last``).
 
-    ``begun`` is the key's value in a run that is resumed, and None for a new run. On a CPU false leaves the model as it
-    was made.
+    Returns the decision, the maker of models with that layout, and lines for the user. ``begun`` is the decision in a
+    run that is resumed, and None for a new run. On a CPU, false leaves the model as it was made.
     """
     asked = config.engine.channels_last
     if asked == "auto" and begun is not None:

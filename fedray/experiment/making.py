@@ -150,7 +150,7 @@ class ModelMaker:
         return module
 
     def _initialise_lazy_layers(self, module: nn.Module, client: int | None) -> None:
-        """Gives lazy layers (``nn.LazyLinear``) their weights, by a forward pass of ``example``."""
+        """Gives lazy layers (such as ``nn.LazyLinear``) their weights, by a forward pass of the example inputs."""
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             args, named = arguments(self.example)
             module.eval()

@@ -125,8 +125,11 @@ def _tensors_in(path: Path) -> Any:
 
 
 def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
-    """Returns whether a tensor of this name may belong to a layer that is replaced in ``module``, by one of the
-    ``heads``, by another normalisation layer, or by none."""
+    """Returns whether the tensor ``name`` of a file may belong to a layer that ``model.head`` or ``model.norm``
+    has replaced.
+
+    In ``module`` there is one of the ``heads``, another normalisation layer, or no layer in its place.
+    """
     if name.startswith(tuple(heads)):
         return True
     layers = dict(module.named_modules(remove_duplicate=False))
@@ -134,7 +137,8 @@ def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
 
 
 def _other_outputs(module: nn.Module, tensors: Mapping[str, Tensor]) -> int | None:
-    """Returns the number of outputs of the last Linear layer in a file, if that of ``module`` has another number."""
+    """Returns the number of outputs that the model's last Linear layer has in a file, or None if it is that
+    of ``module``."""
     names = _classifier(module)
     if not names or names[0] not in tensors or tensors[names[0]].dim() != 2:
         return None

@@ -213,7 +213,10 @@ def summarize(
 
 
 def _figures(column: pd.Series[float], mode: str) -> dict[str, float | None]:
-    """Returns the last value of a column, the best, and the mean of the last ten; None where there are no values."""
+    """Returns ``final``, ``best`` and ``last10`` of a column of metrics.csv, which are keys of summary.json.
+
+    They are the last value, the best one, and the mean of the last ten values; None if there are no values.
+    """
     values = column.dropna()
     best = values.min() if mode == "min" else values.max()
     last = values.iloc[-1] if len(values) else math.nan

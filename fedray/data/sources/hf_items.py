@@ -135,7 +135,7 @@ def _refuse_texts(dataset: Any, inputs: Sequence[str], name: str, columns: Colum
 
 
 def _as_arrow(dataset: Any, columns: Sequence[str]) -> Any:
-    """Returns a Dataset with some of the columns, whose rows are returned as Arrow tables."""
+    """Returns the Dataset with only some of its columns. Its rows are then returned as Arrow tables."""
     return dataset.select_columns(list(columns)).with_format("arrow")
 
 
@@ -144,7 +144,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _files_of(images: pa.ChunkedArray) -> list[str]:
-    """Returns the paths of the images in a column that are stored as files. The bytes of the others are not read."""
+    """Returns the paths of the images in a column that are stored as files. Images that are stored as bytes are
+    not read."""
     is_file = pc.is_null(pc.struct_field(images, "bytes"))
     paths: list[str] = pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
     return paths
@@ -244,7 +245,11 @@ class Rows:
             raise UserError(f"{self.name} can't be opened on {platform.node()}: {first_sentence(error)}") from None
 
     def _read(self, table: pa.Table, first: int) -> Any:
-        """Returns the inputs in a table. ``first`` is the number of its first row."""
+        """Returns the inputs in the rows of an Arrow table, as an array ``[n, ...]`` or a dict of such arrays by
+        column name.
+
+        ``first`` is the number of the table's first row in the Dataset, for messages.
+        """
         parts = {column: self._read_part(table[column], column, first) for column in self.inputs}
         if len(self.numbers) == len(self.inputs):
             return np.stack(list(parts.values()), axis=1)
@@ -263,7 +268,11 @@ class Rows:
             return found.astype(np.float32)
 
     def _image(self, value: Mapping[str, Any] | None, column: str, row: int) -> np.ndarray:
-        """Returns an image from a cell, which holds its bytes or the path of its file."""
+        """Returns the image in a cell of a column, uint8 ``[3, height, width]``. ``value`` holds the image's bytes or
+        its path.
+
+        Raises :class:`UserError` if the image is missing, or has another size than the column's other images.
+        """
         what = f"{self.name}: the image in row {row} of column {column!r}"
         data, path = (value or {}).get("bytes"), (value or {}).get("path")
         if data is None and path is None:

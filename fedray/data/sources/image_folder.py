@@ -90,7 +90,10 @@ def fire(root: str | None, image_size: int | None) -> Source:
 
 
 def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
-    """Returns the training and the test images in ``folder``, and lines for the user about what is not used."""
+    """Returns the training images and the test images in ``folder``, each as paths by the name of a class.
+
+    The third element are lines for the user about what is not used.
+    """
     train, tests = _part(folder, TRAINS), _part(folder, TESTS)
     parts = [part for part in (train, tests) if part is not None]
     beside = [path for path in _folders(folder) if path not in parts] if parts else []
@@ -169,8 +172,8 @@ def _check_is_undivided(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _beside_classes(folder: Path) -> list[LeftOut]:
-    """Returns the images that are directly in ``folder``, not in the folder of a class, and its hidden folders with
-    images.
+    """Returns the images that lie directly in ``folder``, outside the folders of classes, and the hidden folders
+    with images.
 
     Other files, such as a list of labels, are left out, because nobody expects them to be images.
     """
@@ -180,7 +183,10 @@ def _beside_classes(folder: Path) -> list[LeftOut]:
 
 
 def _part(folder: Path, names: Sequence[str]) -> Path | None:
-    """Returns the folder in ``folder`` with the first of ``names`` that exists, in small or capital letters."""
+    """Returns the folder of the training or the test images in ``folder``, or None if there is none.
+
+    It is the first of ``names`` that exists, in small or capital letters.
+    """
     for name in names:
         found = [path for path in _folders(folder) if path.name.lower() == name]
         if len(found) > 1:
@@ -207,9 +213,9 @@ def _note_on_one_class(folder: Path, images: Images) -> list[str]:
 
 
 def _note_on_same_folders(folder: Path, images: Images) -> list[str]:
-    """Returns a warning if the folders of several classes hold folders of the same names.
+    """Returns a list with a warning if the folders of several classes hold folders of the same names.
 
-    These may be the training and test sets under names that fedray does not know.
+    These may be the training and test sets under names that fedray does not know. The list is empty otherwise.
     """
     inner = {name: frozenset(path.relative_to(folder / name).parts[0] for path in images[name]) for name in images}
     (within, count), *_ = Counter(inner.values()).most_common(1)
@@ -240,10 +246,10 @@ def _judged(entry: os.DirEntry[str]) -> Iterator[LeftOut]:
 
 
 def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[LeftOut]:
-    """Yields all files below ``folder`` as :func:`_judged` does, following links to folders.
+    """Yields all files below ``folder``, each with its kind (:func:`_judged`), following links to folders.
 
-    ``above`` are the real paths of the folders that contain ``folder``. They keep a link from leading round in a
-    circle.
+    ``above`` are the real paths of the folders that contain ``folder``. They keep a link from leading round in
+    a circle.
     """
     real = os.path.realpath(folder)
     if real in above:

@@ -164,7 +164,10 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _of_bytes(image: Image.Image, name: str) -> Image.Image:
-    """Returns an image with 8 bits for each channel."""
+    """Converts an opened image with any number of bits to one with 8 bits for each channel.
+
+    Raises :class:`UserError` for a TIFF file with several pages, and for pixels of 32 bits that are not all bytes.
+    """
     if image.format == "TIFF" and _has_pages(image):
         raise UserError(f"{name} has several pages, of which only one could be read: save each as a separate image")
     if _is_deep(image):

@@ -131,7 +131,10 @@ def _has_rows(x: Any, y: Any) -> bool:
 
 
 def _joined(pairs: Sequence[Any], name: str) -> Pairs:
-    """Joins the arrays of all clients. Raises :class:`UserError` if they do not fit together."""
+    """Joins the arrays of all clients. Raises :class:`UserError` if those of different clients do not fit together.
+
+    ``name`` is what messages call the list of clients.
+    """
     for place, (x, y) in enumerate(pairs):
         if not len(y):
             raise UserError(f"{name}[{place}] is an empty data set")

@@ -53,7 +53,8 @@ def shakespeare(root: str | None, variant: str) -> Source:
 def _of_texts(
     root: str | None, layout: Layout, wanted: str, address: str, speeches: Callable[[Path], Iterator[tuple[str, str]]]
 ) -> dict[str, Any]:
-    """Returns the fields of a Source from texts. ``speeches`` yields pairs of a role and its words from one text."""
+    """Returns the fields of a Source from texts of plays. ``speeches`` yields pairs of a role and its words from
+    one text."""
     found = find_files("shakespeare", root, [layout], wanted, address)
     said: dict[str, list[str]] = {}
     for path in found.paths:

@@ -214,7 +214,10 @@ def from_fields(
 
 
 def _agreed(where: str, of_data: str | None, asked: str) -> str:
-    """Returns the kind of task. Raises :class:`UserError` if the data and the configuration name different ones."""
+    """Returns the kind of task, from what the data (``of_data``) and the configuration (``asked``) say.
+
+    Raises :class:`UserError` if the two name different kinds.
+    """
     if of_data is None or of_data == AUTO or asked in (AUTO, of_data):
         return of_data if asked == AUTO and of_data is not None else asked
     raise UserError(f"task.kind={asked}, but the data are for task.kind={of_data} ({where})")

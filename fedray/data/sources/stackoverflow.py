@@ -74,7 +74,10 @@ def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
 
 
 def _posts(path: Path) -> Iterator[tuple[int | None, str]]:
-    """Yields the owner and the text of each question and answer, in the order of the file, which is chronological."""
+    """Yields a pair for each question and answer: the number of its owner, or None, and its text.
+
+    The order is that of the file, which is chronological.
+    """
     with reading(path, "dump of posts", ElementTree.ParseError, ValueError):
         for _, row in ElementTree.iterparse(path):
             if row.tag == "row" and row.get("PostTypeId") in (QUESTION, ANSWER):
@@ -91,7 +94,11 @@ def _vocabulary(of_users: Iterable[list[list[list[str]]]]) -> dict[str, int]:
 
 
 def _arrays(sentences: Iterable[list[str]], number: dict[str, int], ignored: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns x and y of a user's sentences. Sentences are cut after 20 words, as in the paper."""
+    """Returns x and y of a user's sentences, [n, 20] each: the numbers of the words, and those of the words
+    that follow.
+
+    Sentences are cut after 20 words, as in the paper.
+    """
     codes = [[BEGIN, *(number.get(word, UNKNOWN) for word in words), END][: LENGTH + 1] for words in sentences]
     x = np.full((len(codes), LENGTH), PADDING, dtype=np.int32)
     y = np.full((len(codes), LENGTH), ignored, dtype=np.int64)

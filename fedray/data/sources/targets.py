@@ -89,7 +89,10 @@ def read_targets(
 
 
 def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
-    """Returns the kind of task for some targets, and a line that tells the user why ("" if the kind is obvious)."""
+    """Finds the kind of task from the targets of the array ``key``.
+
+    Returns the kind, and a line that tells the user why ("" if the kind is obvious).
+    """
     y = np.asarray(values)
     if (are_names(values) and y.ndim < 2) or y.dtype.kind not in "biuf" or y.ndim == 0:
         return "classification", ""
@@ -131,7 +134,11 @@ def _kind_of_numbers(key: str, y: np.ndarray) -> tuple[str, str]:
 
 
 def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
-    """Returns a warning if there are so many classes, with so few samples each, that the labels may be quantities."""
+    """Returns a list with a warning if there are so many classes, with so few samples each, that the labels may
+    be quantities.
+
+    The list is empty otherwise.
+    """
     classes = len(np.unique(y))
     if classes <= MANY or len(y) >= FEW * classes:
         return []
@@ -140,7 +147,8 @@ def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
 
 
 def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
-    """Returns a warning if no sample has some of the labels below the largest one."""
+    """Returns a list with a warning if no sample has some of the labels below the largest one, or else an
+    empty list."""
     absent = np.setdiff1d(np.arange(classes), np.concatenate(list(arrays.values())))
     if not len(absent):
         return []
@@ -151,7 +159,7 @@ def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
 
 
 def _note_on_unknown(arrays: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
-    """Returns a warning for each set with labels that no training sample has."""
+    """Returns a list with a warning for each set of samples that has labels that no training sample has."""
     (first, known), *others = arrays.items()
     notes = []
     for key, y in others:
@@ -227,7 +235,7 @@ _READERS = {"multilabel": _labels, "regression": _numbers, "tokens": _tokens, "o
 
 
 def _outputs(where: str, arrays: Mapping[str, np.ndarray], kind: str, ignored: int) -> int:
-    """Returns the number of classes of a token, or how many numbers a target has."""
+    """Returns the number of classes of a token, or in other tasks how many numbers a target has."""
     first = next(iter(arrays.values()))
     if kind == "tokens" or (kind == "other" and first.dtype == np.int64 and first.ndim == 1):
         return max(1, 1 + max(int(np.where(y == ignored, -1, y).max(initial=0)) for y in arrays.values()))

@@ -156,7 +156,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    """Returns the sha256 of a file. This machine remembers it until the file changes."""
+    """Returns the sha256 of a file. This machine's cache keeps the digest until the file changes."""
     # the path is left out, because it changes when a finished folder is renamed
     known = ["mapped", platform.node(), *file_stamp(path)[1:]]
     return remembered(known, lambda: {"sha256": sha256_of_file(path)})["sha256"]
