@@ -20,11 +20,11 @@ class Partitioner(NamedTuple):
     """A kind of partition, which is a value of ``data.partition.kind``: the function that makes the partition, and a
     line about it.
 
-    The function is called with the labels int64 [n], the number of clients and a generator, and with those of
-    the following keyword arguments that it takes: options, named like the keys in the section
-    ``data.partition``; ``classes``, the number of classes; ``owners`` int64 [n], the clients that come with the
-    data; ``note`` and ``warn``, functions that take a line for the user. It returns a sorted int64 array of
-    sample indices for each client.
+    The function is called with the labels int64 [n], the number of clients and a generator, and with those of the
+    following keyword arguments that it takes: options, named like the keys in the section ``data.partition``;
+    ``classes``, the number of classes; ``owners`` int64 [n], the clients that come with the data; ``note`` and
+    ``warn``, functions that take a line for the user. It returns a sorted int64 array of sample indices for each
+    client.
 
     Args:
         split: the function.

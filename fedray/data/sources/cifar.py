@@ -77,9 +77,9 @@ def cifar10(root: str | None, normalization: str = "default") -> Source:
 def cifar100(root: str | None, variant: str, normalization: str = "default") -> Source:
     """Loads CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images, uint8 [3, 32, 32].
 
-    There are 100 classes if ``variant`` is ``fine``, and 20 if it is ``coarse``. The files are read from the
-    folder ``root``, or else found on this machine or downloaded. ``normalization`` says how pixels are
-    scaled (``data.normalization``).
+    There are 100 classes if ``variant`` is ``fine``, and 20 if it is ``coarse``. The files are read from the folder
+    ``root``, or else found on this machine or downloaded. ``normalization`` says how pixels are scaled
+    (``data.normalization``).
     """
     return _load(HUNDRED, root, ("coarse", "fine").index(variant), *OF_HUNDRED[normalization])
 

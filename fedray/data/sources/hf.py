@@ -55,9 +55,9 @@ def hf(
 ) -> Source:
     """Reads the Hugging Face data set ``root``: a folder or file, or else a name on the hub.
 
-    ``columns`` says which columns hold the targets, the clients and the inputs. If there is no test
-    set, every fifth row is a test row, or every fifth row of each client. The other arguments are those
-    of :func:`fedray.data.sources.source.load_source`.
+    ``columns`` says which columns hold the targets, the clients and the inputs. If there is no test set, every fifth
+    row is a test row, or every fifth row of each client. The other arguments are those of
+    :func:`fedray.data.sources.source.load_source`.
 
     Raises :class:`UserError` if the library ``datasets`` is not installed, if the data set can't be found, downloaded
     or read, or if something in it is wrong.
