@@ -15,7 +15,10 @@ ENGINES = ("ray", "local")
 
 
 class EngineConfig(Section):
-    """Where and how the clients are simulated. A key changes results only if its description says so."""
+    """The section ``engine`` of the configuration: where and how the clients are simulated.
+
+    A key changes results only if its description says so.
+    """
 
     kind: str = Field(
         "ray", description="ray; local: one process without Ray; or a pool of your own, file.py:Class; the same bits"
@@ -79,7 +82,8 @@ class EngineConfig(Section):
 
     @property
     def asks_for_ray(self) -> bool:
-        """Whether the user named an engine or a cluster, so that fedray must not fall back to another engine."""
+        """Whether the user has set ``engine.kind`` or ``engine.address``. If not, fedray goes on without Ray where Ray
+        can't be started."""
         return "kind" in self.model_fields_set or self.address is not None
 
     @model_validator(mode="after")

@@ -16,7 +16,10 @@ Values = dict[str, Any]
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
-    """Returns the nested sections ``below``, with the values of ``above`` replacing theirs."""
+    """Returns nested sections in which the values of ``above`` replace those of ``below``, section by section.
+
+    A section of ``above`` that is empty (null) replaces nothing.
+    """
     found = dict(below)
     for key, value in above.items():
         there = found.get(key)
@@ -30,12 +33,13 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
 def read_extended(
     path: Path, read_one: Callable[[Path], Values], within: tuple[Path, ...] = ()
 ) -> tuple[Values, list[Path]]:
-    """Returns the nested sections of the file ``path``, merged over those of the file that its key ``extends`` names,
-    if any, which may extend another file in turn; and the files that were read, ``path`` first.
+    """Reads the configuration file ``path``, and merges it over the file that its key ``extends`` names, if there
+    is one.
 
-    The path in ``extends`` is relative to the folder of the file. ``read_one(path)`` returns the sections of a single
-    file, and ``within`` are the files that led to this one. Raises :class:`UserError` if ``extends`` is not a path, or
-    the files extend each other in a circle.
+    That file may extend another one in turn. Returns the merged nested sections, and the files that were read, ``path``
+    first. The path in ``extends`` is relative to the folder of the file. ``read_one(path)`` returns the sections of a
+    single file, and ``within`` are the files that led to this one. Raises :class:`UserError` if ``extends`` is not a
+    path, or the files extend each other in a circle.
     """
     if path.resolve() in within:
         raise UserError(f"{path} extends itself, through {within[-1]}")
@@ -50,8 +54,11 @@ def read_extended(
 
 
 def for_algorithm(values: Values, name: str) -> Values:
-    """Returns ``values``, with the settings that their section ``for_algorithm`` has for the algorithm ``name`` merged
-    over them."""
+    """Returns the nested sections ``values`` with the settings for one algorithm in effect.
+
+    These are what the section ``for_algorithm`` of ``values`` has for the algorithm ``name``. They replace the values
+    of the same keys.
+    """
     said = values.get(FOR_ALGORITHM)
     keys = said.get(name) if isinstance(said, Mapping) else None
     # copied, because overrides are written into the values later

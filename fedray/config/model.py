@@ -14,7 +14,7 @@ GHBM's paper."""
 
 
 class ModelConfig(Section):
-    """The model. Its own options are further keys of this section."""
+    """The section ``model`` of the configuration: which model is trained. The model's own options are further keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
     name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")

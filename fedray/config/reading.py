@@ -27,11 +27,10 @@ OPTION = r"(algorithm|model)\.\w+"
 
 
 def check_words(words: list[str], keys: Sequence[str]) -> None:
-    """Raises :class:`UserError` for a key that is not written as key=value, such as ``train.lr 0.1`` or
-    ``--train.lr=0.1``.
+    """Finds keys on a command line that are not written as key=value, such as ``train.lr 0.1`` or ``--train.lr=0.1``.
 
-    ``words`` are the words of a command line. ``keys`` are the command's keys, without those that algorithms and models
-    add.
+    Raises :class:`UserError` for such a key, with the right form. ``words`` are the words of the command line. ``keys``
+    are the command's keys, without those that algorithms and models add.
     """
     for number, word in enumerate(words):
         key, sign, value = word.lstrip("-").partition("=")
@@ -73,9 +72,10 @@ def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
-    """Returns ``config`` as nested sections, and the beginning of messages about it.
+    """Reads a configuration, which is a mapping, the path of a YAML file or None, without checking its keys.
 
-    That beginning names the file and the files that it extends. It is empty if ``config`` is not a file.
+    Returns it as nested sections (``{"train": {"lr": 0.1}}``), and the text with which messages about it begin. This
+    text names the file and the files that it extends. It is empty if ``config`` is not a file.
     """
     if config is None:
         return {}, ""
@@ -89,8 +89,8 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
 
 def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns a copy of a configuration in which dotted keys have become sections. Names of algorithms keep their
-    dots."""
+    """Returns a copy of a configuration in which dotted keys have become sections. Names of algorithms keep
+    their dots."""
     values = dict(values)
     said = values.pop(FOR_ALGORITHM, None)
     if isinstance(said, Mapping):
@@ -103,9 +103,10 @@ ASIDE = "x-"
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Returns the sections of a YAML file, without those that only define anchors (``x-...``).
+    """Reads a single YAML file of a configuration, and returns its content, without sections that only define
+    anchors (``x-...``).
 
-    Raises :class:`UserError` if the file can't be read, or is not YAML.
+    Dotted keys are not expanded. Raises :class:`UserError` if the file can't be read, or is not YAML.
     """
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8"))
@@ -123,7 +124,11 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns a copy of nested mappings in which dotted keys (``train.lr``) have become sections."""
+    """Returns a copy of a configuration in which dotted keys have become sections: ``{"train": {"lr": 0.1}}``
+    for ``{"train.lr": 0.1}``.
+
+    Raises :class:`UserError` if a key is below another key that has a value.
+    """
     nested: dict[str, Any] = {}
     for key, value in values.items():
         value = expand(value) if isinstance(value, Mapping) else value
@@ -143,12 +148,16 @@ def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """Returns ``name`` with an underscore for each character that is forbidden or awkward in the name of a file."""
+    """Returns ``name`` as the name of a file or folder: letters, digits and ``-_.`` are kept, and all other characters
+    become underscores."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested sections as one mapping with dotted keys (``train.lr``)."""
+    """Returns the values of nested sections by dotted key: ``{"train.lr": 0.1}`` for ``{"train": {"lr": 0.1}}``.
+
+    Every key of the result begins with ``prefix``.
+    """
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -156,8 +165,11 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def assign(values: dict[str, Any], override: str) -> None:
-    """Sets the key of an override ``key=value`` in the nested sections ``values``. Raises :class:`UserError` if
-    ``override`` does not have that form."""
+    """Sets the key that an override ``key=value`` names, such as ``train.lr=0.1``, in the nested sections ``values``.
+
+    ``values`` is changed in place, and the value is read as YAML. Raises :class:`UserError` if ``override`` does not
+    have that form.
+    """
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
@@ -180,7 +192,8 @@ def assign(values: dict[str, Any], override: str) -> None:
 
 
 def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
-    """Returns an instance of the section ``model`` with ``values``.
+    """Checks the ``values`` of a section of the configuration, and returns an instance of the section's
+    class ``model``.
 
     Raises :class:`UserError` with one line if a value is not allowed. The line begins with ``where`` (a file), and
     names keys with ``prefix`` (the section, such as ``algorithm.``).
@@ -199,7 +212,11 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
 
 
 def unknown_key(name: str, known: Iterable[str], section: str) -> str:
-    """Returns the message for a key that ``section`` (such as ``train.``) does not have."""
+    """Returns the message for a key ``name`` that ``section`` (such as ``train.``) does not
+    have: ``unknown key train.rl (did you mean ...)``.
+
+    ``known`` are the section's keys.
+    """
     known = list(known)
     close = closest(name, known)
     elsewhere = [key for key, *_ in documented_keys() if name and key.rpartition(".")[2] == name.lower()]
@@ -213,8 +230,11 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
 
 
 def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yields a tuple for every key of ``model``: the key, its default, the values that it takes, and its
-    description."""
+    """Yields what ``fedray keys`` lists: for every key of the configuration its dotted name, its default, the values
+    that it takes in words, and its description.
+
+    ``model`` is the class of the section whose keys are listed, and every key begins with ``prefix``.
+    """
     for name, field in model.model_fields.items():
         if is_section(field.annotation):
             yield from documented_keys(field.annotation, f"{prefix}{name}.")
@@ -270,10 +290,10 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
 
 
 def _key_of(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
-    """Returns the dotted key of a pydantic location, and its annotation.
+    """Returns the dotted key to which a location in a pydantic error belongs, and the key's annotation.
 
-    For a key that does not exist, it is the annotation of the section. The location of a problem in a union ends with
-    the name of the member that failed, which is not part of the key.
+    If there is no such key, the annotation is that of the section. The location of a problem in a union ends with the
+    name of the member that failed, which is not part of the key.
     """
     key, annotation = "", typing.cast(Any, model)
     for part in location:
@@ -319,14 +339,15 @@ def _choices(annotation: Any) -> str:
 
 
 def run_name(config: Config, source: str) -> str:
-    """Returns the name of a run's folder: ``run.name`` if it is set, and otherwise a name that is made of the names of
-    the algorithm and the data ``source``.
+    """Returns the name of a run's folder: ``run.name`` if it is set, or else a name such as ``fedavg-mnist``.
+
+    Such a name is made of the names of the algorithm and of the data, ``source``.
     """
     return config.run.name or plain(f"{short_name(config.algorithm.name)}-{short_name(source)}")
 
 
 def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Returns a checked :class:`Config` from a mapping or a YAML file, with ``key=value`` overrides on top.
+    """Reads and checks the configuration of a run, from a mapping or a YAML file, with ``key=value`` overrides on top.
 
     Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
     """

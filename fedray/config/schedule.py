@@ -14,7 +14,12 @@ OF_KIND = {"constant": (), "exponential": ("decay",), "step": ("decay", "every")
 
 
 class ScheduleConfig(Section):
-    """The factor by which a learning rate is multiplied in each round; :mod:`fedray.core.schedule` has the formulas."""
+    """How a learning rate changes over the rounds: the keys of the sections ``train.lr_schedule``
+    and ``train.server_lr_schedule``.
+
+    They determine the factor by which the learning rate is multiplied in each round; :mod:`fedray.core.schedule` has
+    the formulas.
+    """
 
     kind: Literal["constant", "exponential", "step", "cosine"] = Field("constant", description="kind of schedule")
     decay: Real | None = Field(None, gt=0, le=1, description="exponential, step: factor of a round, or of a step")
@@ -39,10 +44,11 @@ class ScheduleConfig(Section):
         return self
 
     def over(self, rounds: int) -> ScheduleConfig:
-        """Returns the schedule of a run of ``rounds`` rounds, which is also the default length of a cosine.
+        """Returns this schedule of a learning rate with its length resolved, for a run of ``rounds`` rounds.
 
-        That length becomes part of the configuration, so that the run is not continued with another cosine. Raises
-        :class:`UserError` if the rate is 0 before the run ends.
+        A cosine schedule without a number of rounds gets the run's, which becomes part of the configuration, so that
+        the run is not continued with another cosine. Other schedules are returned unchanged. Raises :class:`UserError`
+        if the learning rate is 0 before the run ends.
         """
         if self.kind == "cosine" and self.rounds is not None and self.rounds < rounds and not self.final:
             raise UserError(

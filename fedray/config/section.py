@@ -28,19 +28,21 @@ Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
 
 
 def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    """Returns whether the type of a key is a section, which has keys of its own."""
+    """Returns whether ``annotation``, the type of a key of the configuration, is a section, which has keys of
+    its own."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def in_message(value: Any) -> str:
-    """Returns a value as messages show it: in YAML, and shortened if it is long."""
+    """Returns ``value`` as error messages show it: in YAML, such as ``true`` or ``'text'``, and shortened if it
+    is long."""
     text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
     text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
 class Section(BaseModel):
-    """A section of the configuration. An unknown key is an error."""
+    """The base class of the sections of the configuration, such as ``train``. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 

@@ -41,7 +41,8 @@ Given = Literal["data", "model", "loss", "metrics", "transform", "algorithm"]
 
 
 class RunConfig(Section):
-    """The length of a run, what is evaluated in it, and where its results go."""
+    """The section ``run`` of the configuration: the length of a run, what is evaluated in it, and where its
+    results go."""
 
     name: str | None = Field(None, description="name of the run folder; <algorithm>-<source> unless set")
     seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything; data.seed sets that of the partition apart")
@@ -112,14 +113,18 @@ class RunConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """The algorithm. Its hyper-parameters are further keys of this section."""
+    """The section ``algorithm`` of the configuration. The algorithm's hyper-parameters are further keys of
+    this section."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field(ALGORITHM, description="see `fedray algorithms`, or your own: file.py:Class or module:Class")
 
 
 class PartitionConfig(Section):
-    """How the training set is divided among the clients; fedray.data.partitions says what each option does."""
+    """The section ``data.partition`` of the configuration: how the training set is partitioned among the clients.
+
+    The functions in :mod:`fedray.data.partitions` say what each option does.
+    """
 
     kind: str = Field(
         "auto",
@@ -151,7 +156,8 @@ class PartitionConfig(Section):
 
 
 class DataConfig(Section):
-    """The data, and how they are partitioned among the clients."""
+    """The section ``data`` of the configuration: which data are used, and how they are partitioned among
+    the clients."""
 
     source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
     root: str | None = Field(
@@ -199,7 +205,8 @@ class DataConfig(Section):
 
 
 class TaskConfig(Section):
-    """What the model is trained for: how its outputs are compared with targets."""
+    """The section ``task`` of the configuration: what the model is trained for, that is, how its outputs are compared
+    with targets."""
 
     kind: Literal["auto", "classification", "multilabel", "regression", "tokens", "other"] = Field(
         "auto", description="auto: as the targets are; other: any outputs and targets, with a loss of your own"
@@ -225,7 +232,11 @@ class TaskConfig(Section):
 
     @property
     def named_metrics(self) -> dict[str, str]:
-        """The functions of ``metrics`` by metric name. In a list, each metric has the name of its function."""
+        """The functions that compute additional metrics (``task.metrics``), each as a text such as
+        ``file.py:function``, by the metric's name.
+
+        In a list, each metric has the name of its function.
+        """
         asked = self.metrics
         return asked if isinstance(asked, dict) else {name.rpartition(":")[2]: name for name in asked}
 
@@ -237,7 +248,8 @@ class TaskConfig(Section):
 
 
 class TrainConfig(Section):
-    """The clients' local training, and how many of them take part in a round."""
+    """The section ``train`` of the configuration: the clients' local training, and how many of them take part in
+    a round."""
 
     local_steps: Whole | None = Field(
         None, ge=1, description=f"local steps tau (J); {LOCAL_STEPS} unless local_epochs is set"
@@ -286,13 +298,15 @@ class TrainConfig(Section):
 
     @property
     def adam(self) -> dict[str, float]:
-        """The options of adam or adamw; empty for sgd."""
+        """The options of the optimizers adam and adamw by name, with defaults for those that are not set; empty
+        for sgd."""
         asked = {key: getattr(self, key) for key in ADAM}
         return {} if self.optimizer == "sgd" else {key: ADAM[key] if asked[key] is None else asked[key] for key in ADAM}
 
     @property
     def steps(self) -> int | None:
-        """The number of local steps; None if ``local_epochs`` sets the length of local training."""
+        """The number of local steps that a client makes in a round; None if ``local_epochs`` sets the length of
+        local training."""
         return None if self.local_epochs is not None else self.local_steps or LOCAL_STEPS
 
     @model_validator(mode="after")
@@ -313,7 +327,7 @@ class TrainConfig(Section):
 
 
 class Config(Section):
-    """The whole configuration of a run."""
+    """The whole configuration of a run, with an attribute for each section, such as ``config.train.lr``."""
 
     run: RunConfig = Field(default_factory=RunConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
@@ -328,7 +342,7 @@ class Config(Section):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds R: ``run.rounds``, or the number that follows from ``run.iterations``."""
+        """The number of rounds R of the run: ``run.rounds``, or the number that follows from ``run.iterations``."""
         if self.run.iterations is not None and self.train.steps is not None:
             return self.run.iterations // self.train.steps
         return self.run.rounds or ROUNDS

@@ -104,9 +104,11 @@ _Dumper.add_implicit_resolver(FLOAT, REAL_NUMBER, list(NUMBERS_BEGIN_WITH))
 
 
 def parse_yaml(text: str) -> Any:
-    """Returns the plain values that ``text`` describes.
+    """Reads ``text``, which is YAML, and returns the plain values that it describes: dicts, lists, texts, numbers,
+    booleans, None.
 
-    Raises :class:`yaml.YAMLError` if it is not YAML, and RecursionError if it is nested too deeply.
+    Numbers follow YAML 1.2, so that 1e-3 is a number. Raises :class:`yaml.YAMLError` if ``text`` is not YAML, and
+    RecursionError if it is nested too deeply.
     """
     return copy.deepcopy(_values_of(text))
 
@@ -118,12 +120,14 @@ def _values_of(text: str) -> Any:
 
 
 def dump_yaml(values: Any) -> str:
-    """Returns plain values as a text that :func:`parse_yaml` turns back into the same values. Keys keep their order."""
+    """Returns plain values as a YAML text that :func:`parse_yaml` turns back into the same values. Keys keep
+    their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def problem_of(error: yaml.YAMLError) -> str:
-    """Returns one line that says what is wrong with a YAML text, with the line and column counted from 1."""
+    """Returns one line that says where and why a text is not YAML, such as ``line 2, column 5: ...``, both counted
+    from 1."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return place + " ".join(str(problem or error).split())

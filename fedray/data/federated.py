@@ -30,7 +30,11 @@ def _no_indices() -> np.ndarray:
 
 
 class Labels(NamedTuple):
-    """The class of each training and test sample, int64. If the task has no classes, all samples are of class 0."""
+    """The classes of a data set, by which its samples are partitioned among clients.
+
+    ``train`` and ``test`` (int64) hold the class of each training and test sample, and ``classes`` is the number of
+    classes. If the task has no classes, all samples are of class 0.
+    """
 
     train: np.ndarray
     test: np.ndarray
@@ -45,15 +49,18 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """All samples, and the client that holds each of them. For a client only the indices of its samples are stored.
+    """The samples of a run, and which client holds each of them. For a client only the indices of its samples
+    are stored.
 
     * ``x``, ``y``, ``x_test``, ``y_test``, ``scale``, ``shift``, ``classes``, ``task``: as in
       :class:`~fedray.data.sources.source.Source`, for all training and test samples. If the source has a public set
       that is used, its samples are at the end of ``x`` and ``y``.
-    * ``indices`` and ``offsets``: client i holds the samples ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted).
-    * ``public``, ``validation``: indices into x of samples that no client holds. ``train_subset``: indices of the
-      samples on which train_accuracy is evaluated.
-    * ``test_indices``, ``test_offsets``: each client's share of the test set in the same form, None where unknown.
+    * ``indices`` and ``offsets``: client i holds the training samples ``indices[offsets[i]:offsets[i + 1]]`` (int64,
+      sorted), which are indices into ``x``.
+    * ``public``, ``validation``: indices into ``x`` of the public set and the validation set, which no client holds.
+      ``train_subset``: indices into ``x`` of the samples on which train_accuracy is evaluated.
+    * ``test_indices``, ``test_offsets``: each client's share of the test set, as indices into ``x_test``, in the form
+      of ``indices`` and ``offsets``. Both are None if the clients have no test shares.
     * ``ids`` int64 [N]: the clients' numbers in the data, 0..N-1 unless the partition is natural.
     * ``class_names``, ``client_names``: the names of classes and clients in the data, None if they have only numbers.
     * ``notes``: lines about the partition that the user should know.
@@ -81,51 +88,62 @@ class FederatedData:
 
     @property
     def input_shape(self) -> Any:
-        """The shape of one sample's inputs, or a tuple or dict of shapes."""
+        """The shape of one sample's inputs, such as ``(1, 28, 28)``, or a tuple or dict of shapes if a sample has
+        several inputs."""
         return map_leaves(lambda x: tuple(x.shape[1:]), self.x.first if isinstance(self.x, LazyItems) else self.x)
 
     @property
     def user_classes(self) -> list[type]:
-        """The Python classes of data sets that are read item by item. They may be user-defined."""
+        """The Python types of the Datasets that are read item by item. They may be user-defined; their code is then
+        sent to Ray's processes."""
         return [cls for x in (self.x, self.x_test) if isinstance(x, LazyItems) for cls in x.classes]
 
     @property
     def warnings(self) -> list[str]:
-        """The ``notes`` about something that may make results different from what the user expects."""
+        """The lines among ``notes`` that begin with ``warning: ``. They report what may make results different from
+        what the user expects."""
         return [note for note in self.notes if note.startswith("warning: ")]
 
     @cached_property
     def labels(self) -> Labels:
-        """The classes by which samples are partitioned."""
+        """The class of each training and test sample, by which samples are partitioned. All are 0 if the task has
+        no classes."""
         return Labels.of(self.task, self.y, self.y_test, self.classes)
 
     @property
     def clients(self) -> int:
-        """The number of registered clients N."""
+        """The number of registered clients N, which are all clients, whether or not they hold samples or ever
+        take part."""
         return len(self.offsets) - 1
 
     @cached_property
     def active(self) -> int:
-        """The number of clients that hold samples. The others never take part in a round."""
+        """The number of registered clients that hold samples. Clients without samples never take part in a round."""
         return int((self.sizes() > 0).sum())
 
     def names_of(self, clients: Sequence[int]) -> dict[str, list[str]]:
-        """Returns the column ``client_name`` of a table with a row for each of ``clients``, as a dict.
+        """Returns the names of ``clients`` as a column of a table: ``{"client_name": ["ann", "bob"]}``, in the order
+        of ``clients``.
 
-        The dict is empty if the clients have no names.
+        ``clients`` are numbers of clients. The dict is empty if the data give clients no names.
         """
         return {} if self.client_names is None else {"client_name": [self.client_names[each] for each in clients]}
 
     def sizes(self) -> np.ndarray:
-        """Returns the number of samples n_i of each client, int64 [N]."""
+        """Returns the number of training samples n_i of each registered client, int64 [N]."""
         return np.diff(self.offsets)
 
     def client(self, i: int) -> np.ndarray:
-        """Returns the sorted indices into x of client i's samples."""
+        """Returns the sorted indices into ``x`` and ``y`` of the training samples of client ``i``, int64 [n_i]."""
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Returns the sorted indices into x_test of client i's test share (:func:`with_test_shares`)."""
+        """Returns the sorted indices into ``x_test`` and ``y_test`` of the test samples on which client ``i`` is
+        scored, int64.
+
+        These are the client's test share. Raises ValueError if the clients have no test shares
+        yet (:func:`with_test_shares`).
+        """
         if self.test_indices is None or self.test_offsets is None:
             raise ValueError(
                 "these data have no test shares; call fedray.data.partitions.test_shares.with_test_shares first"
@@ -133,11 +151,16 @@ class FederatedData:
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
     def examples(self, count: int) -> tuple[Any, Tensor]:
-        """Returns the inputs, scaled for a model, and the targets of ``count`` evenly spaced training samples."""
+        """Returns ``count`` evenly spaced training samples, with which a model can be tried before the run.
+
+        The first element has the inputs, scaled as a model gets them: a tensor ``[count, ...]``, or a tuple or dict of
+        such tensors. The second one is the tensor of targets, ``[count, ...]``.
+        """
         return self.stored_examples(count).gather(np.arange(count))
 
     def stored_examples(self, count: int) -> Samples:
-        """Returns the samples of :meth:`examples` in their stored form."""
+        """Returns ``count`` evenly spaced training samples in their stored form, which is how they are before they
+        are scaled."""
         import torch
 
         from fedray.core.samples import Samples
@@ -152,12 +175,15 @@ class FederatedData:
 
     @cached_property
     def partition_hash(self) -> str:
-        """The sha256 of the partition, as hexadecimal digits: over ``offsets`` and ``indices``."""
+        """The sha256 of the partition, as hexadecimal digits: a digest of which client holds which training samples."""
         return array_digest(self.offsets, self.indices)
 
 
 def array_digest(*arrays: np.ndarray | None) -> str:
-    """Returns the sha256 of the dtypes, shapes and values of ``arrays``, the same on machines of either byte order."""
+    """Returns one sha256 of the dtypes, shapes and values of ``arrays``, as hexadecimal digits.
+
+    The digest does not depend on the byte order of the machine. None may stand for an array that does not exist.
+    """
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:
@@ -170,17 +196,17 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 
 
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
-    """Partitions a source among clients.
+    """Partitions the samples of a data set among clients.
 
-    The public set and the validation set are drawn at random from the training set before it is partitioned. If the
-    source comes with a public set, that is used instead: all of it if ``data.public_samples`` is ``auto``, or else a
-    random draw of that many samples.
+    The public set, which is for a model that the server trains, and the validation set are drawn at random from the
+    training set before it is partitioned. If the source comes with a public set, that set is used instead of a draw:
+    all of it if ``data.public_samples`` is ``auto``, or else a random draw of that many of its samples.
 
     Args:
-        source: the samples.
+        source: the data set.
         data: the section ``data`` of a configuration, which describes the partition.
         seed: the seed of all random draws.
-        public_samples: the size of the public set.
+        public_samples: the size of the public set; 0 for none.
 
     Raises:
         UserError: the data can't be partitioned in the way that ``data`` asks for.
@@ -231,8 +257,8 @@ def _with_natural_clients(
 ) -> FederatedData:
     """Returns ``federated`` with the numbers, names and test samples of the clients that come with the data.
 
-    ``owners`` has the client of each sample that was partitioned. ``places`` are the positions, among these samples, of
-    the ones that clients hold.
+    ``owners`` has the client of each sample that was partitioned. ``places`` are the positions, among the partitioned
+    samples, of those that clients hold.
     """
     assert source.client_train is not None
     ids, names, notes = np.unique(owners[places]), source.client_names, federated.notes
@@ -263,11 +289,11 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
 
 
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
-    """Returns ``data`` with its public samples partitioned among the clients, in addition to what they hold.
+    """Returns ``data`` with the samples of the public set partitioned among the clients, in addition to what they hold.
 
-    An algorithm without a public set then trains on as many labelled samples as one whose server has a public set. The
-    public samples go, in random order, to the clients that hold samples. The numbers that two clients get differ by one
-    at most.
+    The public set are samples for a model that the server trains. An algorithm without such a model then trains on as
+    many labelled samples as one with it. The public samples go, in random order, to the clients that hold samples. The
+    numbers of public samples that two clients get differ by one at most.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
@@ -280,9 +306,11 @@ def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
-    """Returns ``data`` with ``samples`` of the clients' samples, drawn uniformly, as its ``train_subset``.
+    """Returns ``data`` with ``train_subset`` filled in: the indices of the training samples on which train_accuracy
+    is evaluated.
 
-    Raises :class:`UserError` if the clients have fewer samples.
+    The samples are a uniform draw of ``samples`` samples among those that clients hold. Raises :class:`UserError` if
+    the clients hold fewer samples.
     """
     held = np.unique(data.indices)
     if samples > len(held):

@@ -38,18 +38,20 @@ ROWS = 4096
 
 @dataclass(frozen=True)
 class _Pair:
-    """Scale and shift of one input, float32 ``[channels]``; both are None for an input that stays as it is."""
+    """The scale and shift of one input, float32 ``[channels]``; both are None for an input that stays as it is."""
 
     scale: np.ndarray | None = None
     shift: np.ndarray | None = None
 
 
 def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
-    """Returns the fields ``scale`` and ``shift`` of a Source as float32, for the inputs ``x``.
+    """Checks the ``scale`` and ``shift`` that a user gives for the inputs ``x``, and returns them as float32.
 
-    For a tuple or dict of inputs, they have the same structure, with None for inputs that stay as they are. If neither
-    is given, uint8 inputs in a tuple or dict are divided by 255. Returns an empty dict if there is nothing to scale.
-    Raises :class:`UserError`, whose message begins with ``where``, if something is wrong.
+    A model's inputs are float32(x) * scale + shift. The result is ``{"scale": ..., "shift": ...}``, each float32
+    ``[channels]``. If ``x`` is a tuple or dict of inputs, scale and shift are tuples or dicts like ``x``, with None for
+    inputs that stay as they are. If the user gives neither, uint8 inputs in a tuple or dict are divided by 255. The
+    result is an empty dict if no input is scaled. Raises :class:`UserError`, whose message begins with ``where``, if
+    scale or shift do not fit ``x``.
     """
     structured = isinstance(x, (tuple, Mapping))
     if scale is None and shift is None:
@@ -63,15 +65,21 @@ def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
 
 
 def of_bytes(x: Any) -> dict[str, Any]:
-    """Returns the ``scale`` and ``shift`` that divide uint8 inputs by 255, or an empty dict if there are none."""
+    """Returns ``{"scale": ..., "shift": ...}`` that divide uint8 inputs by 255, or an empty dict if no input is uint8.
+
+    ``x`` is an array, or a tuple or dict of arrays. Both values have the structure of ``x``, and None for other inputs.
+    """
     return _fields(x, _unit)
 
 
 def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
-    """Returns ``scale`` and ``shift`` for the training inputs ``x`` and the value ``choice`` of ``data.normalization``.
+    """Returns ``{"scale": ..., "shift": ...}`` for the value ``choice`` of ``data.normalization``.
 
-    ``default`` changes nothing. In a tuple or dict, inputs for which the choice makes no sense stay as they are. Raises
-    :class:`UserError`, whose message begins with ``where``, if this is so for all of them.
+    Scale and shift turn stored inputs into those of a model, which are float32(x) * scale + shift. Both are computed
+    for the training inputs ``x``, an array or a tuple or dict of arrays, and have the structure of ``x``. For
+    ``default`` the result is an empty dict, so that the source keeps its own scale and shift. In a tuple or dict,
+    inputs for which the choice makes no sense stay as they are. Raises :class:`UserError`, whose message begins with
+    ``where``, if the choice makes sense for none of the inputs.
     """
     if choice == DEFAULT:
         return {}
@@ -107,7 +115,10 @@ def _checked_pair(where: str, x: np.ndarray, scale: Any, shift: Any) -> _Pair:
 
 
 def _standard(x: np.ndarray) -> _Pair:
-    """Returns the pair that subtracts the mean and divides by the standard deviation. A constant column becomes 0."""
+    """Returns the scale and shift that subtract each channel's mean and divide by its standard deviation.
+
+    A channel that is constant becomes 0.
+    """
     if x.dtype not in (np.float32, np.uint8):
         return _Pair()
     mean = _mean(x, lambda part: part)
@@ -116,8 +127,10 @@ def _standard(x: np.ndarray) -> _Pair:
 
 
 def _mean(x: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Returns the mean of ``function`` for each channel. It is applied to parts ``[rows, channels, values]`` in
-    float64."""
+    """Returns the mean of ``function`` of the inputs for each channel, float64 ``[channels]``.
+
+    To limit the memory, ``function`` is applied to parts of the inputs, which are float64 ``[rows, channels, values]``.
+    """
     total = np.zeros(x.shape[1])
     for start in range(0, len(x), ROWS):
         part = x[start : start + ROWS].astype(np.float64)

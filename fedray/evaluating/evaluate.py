@@ -64,21 +64,19 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a saved model: its loss and metrics, also for each class and each client, and the confusion matrix.
 
-    The model is run as at the end of a round, in the same batches, so that the numbers are the same::
+    The model is run as at the end of a round, in the same batches, so that the numbers are the same as in the run::
 
         found = fedray.evaluate("runs/fedavg-mnist", split="train")
         print(found.metrics["accuracy"], found.classes, found.confusion_matrix())
 
     Args:
-        target: a run folder, whose final model is evaluated, or a file with a model (safetensors, or a ``state_dict``
-            in
-            pt). A file in a run folder is evaluated with the configuration of the run.
+        target: a run folder, whose final model is evaluated, or a file with a model (safetensors, or pt with a
+            ``state_dict``). A file in a run folder is evaluated with the configuration of the run.
         base: a YAML file that describes the model and the data, for a model from elsewhere.
         split: ``test``, ``train`` (the samples that clients hold) or ``validation``.
         data, test, client_column, label_column, model, loss, metrics: as for :func:`fedray.simulate`.
-        overrides: ``key=value`` texts that change the configuration, such as ``data.source=emnist``. If this changes
-            the
-            source, no other setting in ``data`` is taken from the run, except ``data.image_size``.
+        overrides: ``key=value`` texts that change the configuration, such as ``data.source=emnist``. If the source is
+            changed, no other setting in ``data`` is taken from the run, except ``data.image_size``.
         features: the number of samples, drawn by ``run.seed``, whose representations are returned as well.
         say: a function that shows a line. Without it, warnings are Python's (:class:`fedray.FedrayWarning`).
 
@@ -145,7 +143,10 @@ def _evaluate(
 
 
 def _load_model(clients: Clients, request: Request, source: str) -> None:
-    """Loads the model in the file into the network. Raises :class:`UserError` if it does not fit the data."""
+    """Loads the model in the file that is evaluated into the network.
+
+    Raises :class:`UserError` if the model does not fit the data.
+    """
     data = clients.data
     names = data.class_names
     if request.class_names and names and tuple(request.class_names) != names:
@@ -164,7 +165,7 @@ def _load_model(clients: Clients, request: Request, source: str) -> None:
 
 
 def _shapes(shape: Any) -> str:
-    """Returns the shape of one sample's inputs, which may be several, as a text."""
+    """Returns the shape of one sample's inputs, or several shapes, as text for a message: ``[1, 28, 28]``."""
     if isinstance(shape, Mapping):
         return ", ".join(f"{_shapes(part)} ({name})" for name, part in shape.items())
     several = isinstance(shape, tuple) and any(isinstance(part, (tuple, Mapping)) for part in shape)
@@ -176,16 +177,20 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _differences(request: Request, inputs: Mapping[str, str]) -> list[str]:
-    """Returns a warning if the model's run had other data, normalisation or code than the evaluation, or an empty
-    list."""
+    """Returns a list with a warning if the model's run had other data, normalisation or code than the evaluation.
+
+    The list is empty if nothing differs.
+    """
     parts = [name for name in DATA_INPUTS if request.inputs.get(name) not in (None, inputs.get(name))]
     return [f"warning: not as in the run: {', '.join(parts)}"] if parts else []
 
 
 def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64], list[NDArray[np.int64]] | None]:
-    """Returns the samples that contain a split, the indices of the split's samples, and the samples of each client.
+    """Returns the samples that contain a split, the indices of the split's samples among them, and the samples of
+    each client.
 
-    The latter are positions among the indices. They are None for the validation set, which belongs to no client.
+    The samples of a client are positions among the indices. They are None for the validation set, which belongs to
+    no client.
     """
     data = clients.data
     if split == "validation":
@@ -202,9 +207,9 @@ def _run(
 ) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.int64], NDArray[np.int64], int] | None]:
     """Runs the model over n samples, in the same batches and with the same random numbers as at the end of a round.
 
-    Returns two sums for each metric ``[n, 2]``, from which its value is computed. If there are classes, it also returns
-    the targets, the predicted classes (of all samples, or of all tokens that count) and the number of classes, or else
-    None.
+    Returns, by metric, two sums for each sample, ``[n, 2]``: a numerator and a denominator, from which the metric is
+    computed. If there are classes, it also returns the targets, the predicted classes (of all samples, or of all tokens
+    that count) and the number of classes, or else None.
     """
     evaluator, task = Evaluator(clients), clients.experiment.task
     sums = {name: np.ones((len(indices), 2)) for name in ("loss", *task.metrics)}
@@ -232,7 +237,10 @@ def _run(
 def _table_of_clients(
     task: Task, data: FederatedData, sums: Mapping[str, NDArray[np.float64]], shares: list[NDArray[np.int64]]
 ) -> pd.DataFrame:
-    """Returns the table of the clients with samples. ``shares`` are the positions of each client's samples."""
+    """Returns the table :attr:`Evaluation.clients`, which has a row for each client with samples.
+
+    ``shares`` are the positions of each client's samples.
+    """
     ids = [client for client, share in enumerate(shares) if len(share)]
     columns: dict[str, Any] = {"client": ids, **data.names_of(ids), "samples": [len(shares[client]) for client in ids]}
     for name, each in sums.items():

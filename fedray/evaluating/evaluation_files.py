@@ -40,7 +40,8 @@ LONGEST = 16
 
 
 def lines(found: Evaluation) -> Iterator[str]:
-    """Yields lines about an evaluation."""
+    """Yields the lines about an evaluation that ``fedray evaluate`` prints: the metrics, the classes and
+    the clients."""
     yield "  ".join(f"{name.replace('_', ' ')} {number_text(value)}" for name, value in found.metrics.items())
     if found.classes is not None:
         yield from _lines_about_classes(found.classes)
@@ -75,7 +76,11 @@ def _line_about_clients(found: Evaluation) -> str:
 
 
 def output_of(found: Evaluation) -> Result:
-    """Returns the description of an evaluation's output, by which its folder is recognised."""
+    """Returns what marks a folder as the output of this evaluation: the digest of the model, the data, the split and
+    the settings.
+
+    With it a folder that holds an older result of the same evaluation is recognised.
+    """
     identity = {
         "model_sha256": found.model_sha256,
         "source": found.source,
@@ -86,14 +91,21 @@ def output_of(found: Evaluation) -> Result:
 
 
 def default_folder(found: Evaluation) -> Path:
-    """Returns a folder beside the model that does not exist yet, or holds an older result of the same evaluation."""
+    """Returns the folder into which an evaluation is written if the user names none, such as ``evaluations/mnist-test``
+    beside the model.
+
+    The folder does not exist yet, or holds an older result of the same evaluation. If another evaluation has taken the
+    name, a number is added to it.
+    """
     return output_of(found).folder_for(found.folder / plain(f"{found.source}-{found.split}"))
 
 
 def write(found: Evaluation, folder: Path) -> list[Path]:
     """Writes an evaluation into ``folder``, and returns the paths of the files.
 
-    Raises :class:`UserError` if the folder can't be written to, or holds something else than this evaluation.
+    These are evaluation.json and, as far as the evaluation has such results, tables (classes.csv, clients.csv,
+    confusion.csv), the representations (features.npz) and pictures. Raises :class:`UserError` if the folder can't be
+    written to, or holds something else than this evaluation.
     """
     output_of(found).check(folder)
     try:
@@ -137,7 +149,10 @@ def _write_files(found: Evaluation, folder: Path) -> Iterator[Path]:
 
 
 def _draw_confusion(found: Evaluation, path: Path) -> Path:
-    """Draws the confusion matrix. A row shows, for the samples of one class, the shares of the predicted classes."""
+    """Draws the confusion matrix into the file ``path``.
+
+    A row shows, for the samples of one class, the shares of the predicted classes.
+    """
     matrix = found.confusion_matrix()
     counts = matrix.to_numpy()
     classes = len(counts)
@@ -161,6 +176,7 @@ def _draw_confusion(found: Evaluation, path: Path) -> Path:
 
 
 def _short(name: str) -> str:
-    """Returns a name that is short enough and visible, and that matplotlib does not read as mathematics."""
+    """Returns a class's name as the picture shows it: cut off if it is long, visible, and not read by matplotlib
+    as mathematics."""
     name = name if name.strip() else repr(name)
     return (name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…").replace("$", r"\$")

@@ -29,9 +29,11 @@ LEAST = 10
 
 @dataclass(frozen=True)
 class Features:
-    """The representations of n samples, ``values`` float32 [n, d]: the inputs of the model's last Linear layer.
+    """The representations of n samples, which are the inputs of the model's last Linear layer: ``values``
+    float32 [n, d].
 
-    ``samples`` are the indices of the samples in their split. ``targets`` are their classes, or None if they have none.
+    ``samples`` int64 [n] are the indices of the samples in their split. ``targets`` int64 [n] are their classes, or
+    None if the samples have none.
     """
 
     samples: NDArray[np.int64]
@@ -39,7 +41,11 @@ class Features:
     targets: NDArray[np.int64] | None
 
     def write(self, path: Path) -> Path:
-        """Writes the representations to a NumPy file with the arrays ``samples``, ``features`` and ``targets``."""
+        """Writes the representations to the NumPy file ``path`` (npz), and returns ``path``.
+
+        The file has the arrays ``samples``, the indices of the samples in their split, ``features`` [n, d], the
+        representations, and ``targets``, the classes, if there are classes.
+        """
         arrays: dict[str, Any] = {"samples": self.samples, "features": self.values}
         arrays |= {} if self.targets is None else {"targets": self.targets}
         with replacement_of(path) as staging, staging.open("wb") as file:
@@ -49,9 +55,11 @@ class Features:
 
 @torch.no_grad()
 def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], number: int) -> Features:
-    """Returns the representations of ``number`` samples, drawn from ``indices`` by ``run.seed``.
+    """Runs a model over ``number`` samples, drawn from ``indices`` by ``run.seed``, and returns their representations.
 
-    Raises :class:`UserError` if the model has no Linear layer, or its representation is not a vector for each sample.
+    A representation is the input of the model's last Linear layer. ``clients`` holds the model. ``indices`` are indices
+    into ``samples``. Raises :class:`UserError` if the model has no Linear layer, or its representation is not a vector
+    for each sample.
     """
     rng = stream(clients.experiment.training.seed, Purpose.EVALUATION)
     places = np.sort(rng.permutation(len(indices))[:number])
@@ -71,8 +79,9 @@ def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], 
 
 
 def write_tsne(found: Features, names: tuple[str, ...] | None, path: Path) -> Path | None:
-    """Draws the representations in two dimensions by t-SNE into ``path``, with a colour and marker for each class.
+    """Draws the representations of samples in two dimensions by t-SNE, with a colour and a marker for each class.
 
+    The picture is written to ``path``, which is returned. ``names`` are the names of the classes, if they have any.
     Returns None if scikit-learn (the extra ``tsne``) is not installed, or if there are too few samples.
     """
     try:

@@ -30,12 +30,12 @@ WEIGHTS = ("model.weights", "model.init")
 
 @dataclass(frozen=True)
 class Request:
-    """An evaluation to make: the model in ``file``, with the configuration ``config``. ``notes`` are lines for the
-    user.
+    """What is to be evaluated: the model in ``file``, with the configuration ``config``. ``notes`` are lines for
+    the user.
 
-    ``inputs`` are the digests of the inputs of the file's run (:mod:`fedray.experiment.inputs`), or empty if they are
-    unknown or if the data come from another source. ``class_names`` are the names of the classes in that run, as far as
-    known.
+    ``inputs`` are the digests of the data, the model and the code of the run that wrote the file
+    (:mod:`fedray.experiment.inputs`), or empty if they are unknown or if the data come from another source.
+    ``class_names`` are the names of the classes in that run, as far as known.
     """
 
     file: Path
@@ -45,18 +45,20 @@ class Request:
     class_names: Sequence[str]
 
     def effective(self, resolved: Config) -> dict[str, Any]:
-        """Returns the settings in the configuration ``resolved`` on which the result depends, by dotted key."""
+        """Returns the settings in the configuration ``resolved`` on which the results of an evaluation depend, by
+        dotted key."""
         return {key: x for key, x in flat(resolved.model_dump(mode="json")).items() if key.startswith(KEYS)}
 
 
 def request_of(
     target: str | Path, base: str | Path | None, overrides: Iterable[str], objects: Sequence[str], split: str
 ) -> Request:
-    """Returns the evaluation for ``target``: a run folder, whose final model is evaluated, or a file with a model.
+    """Finds out what to evaluate for ``target``: a run folder, whose final model is evaluated, or a file with a model.
 
-    The configuration is ``base``, or else the one in the folder of the model's run. ``overrides`` are ``key=value``
-    texts that change it. ``objects`` are the names of the custom objects: data, model, loss, metrics. Raises
-    :class:`UserError` if there is no such model, or if the configuration lacks something.
+    The configuration is the file ``base``, or else the one in the folder of the model's run. ``overrides`` are
+    ``key=value`` texts that change the configuration. ``objects`` are the names of the objects that the user passes
+    from Python: data, model, loss, metrics. ``split`` is test, train or validation. Raises :class:`UserError` if there
+    is no such model, or if the configuration lacks something.
     """
     path = Path(target)
     if not path.exists():
@@ -90,8 +92,10 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _inputs_and_classes(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Returns the digests of the inputs of the run in ``folder``, and the names of its classes. Both are empty if there
-    is no run."""
+    """Returns the digests of the inputs of the run in ``folder``, and the names of the run's classes.
+
+    Both are empty if there is no run in the folder.
+    """
     found = []
     for path in (folder / INPUTS, folder / "summary.json"):
         if not path.exists():
@@ -138,8 +142,10 @@ def _settings(
 
 
 def _asked(overrides: Iterable[str], objects: Sequence[str]) -> dict[str, Any]:
-    """Returns the settings in ``overrides`` by dotted key. Raises :class:`UserError` for keys that don't affect an
-    evaluation."""
+    """Returns the settings in ``overrides``, which are ``key=value`` texts, by dotted key.
+
+    Raises :class:`UserError` for keys that don't affect an evaluation.
+    """
     asked: dict[str, Any] = {}
     for override in overrides:
         assign(asked, override)
@@ -155,7 +161,8 @@ def _asked(overrides: Iterable[str], objects: Sequence[str]) -> dict[str, Any]:
 
 
 def _load(settings: dict[str, Any], split: str) -> Config:
-    """Returns a configuration with these settings, in which everything that only training needs has a fixed value."""
+    """Returns a configuration with the values of ``settings``, in which everything that only training needs has a
+    fixed value."""
     fixed = {"algorithm.name": "fedavg", "engine.kind": "local", "engine.vectorize": False}
     fixed |= {"train.upload": [], "run.callbacks": []}
     fixed |= {"run.eval_clients": "all"} if split == "test" else {}

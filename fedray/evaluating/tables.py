@@ -22,13 +22,14 @@ class Evaluation:
 
     * ``file``: the model's file, and ``model_sha256`` its digest; ``source``: the data.
     * ``settings``: the configuration of data, task and model, by dotted key.
-    * ``metrics``: the loss and the task's metrics, by name.
+    * ``samples``: the number of samples; ``metrics``: the loss and the task's metrics, by name.
+    * ``main``: the name of the main metric; ``mode``: whether larger (max) or smaller (min) values of it are better.
     * ``classes``: a row for each class: ``class``, ``name``, ``samples`` (tokens, for the task ``tokens``),
-      ``predicted``, ``correct``, ``accuracy`` (the share of its samples that are predicted correctly, also called
-      recall), ``precision`` (the share of correct ones among the samples that are predicted to be in it) and ``f1``.
-      None if samples have no classes.
-    * ``confusion``: the number of samples for each pair of a class ``target`` and a class ``predicted`` that occurs.
-      None if samples have no classes.
+      ``predicted`` (the number of samples that are predicted to be in the class), ``correct``, ``accuracy`` (the share
+      of its samples that are predicted correctly, also called recall), ``precision`` (the share of correct ones among
+      those predicted to be in it) and ``f1``. None if samples have no classes.
+    * ``confusion``: a row for each pair of a class ``target`` and a class ``predicted`` that occurs, with the number of
+      samples in ``count``. None if samples have no classes.
     * ``clients``: a row for each client that has samples: ``client``, ``client_name`` if the data name clients,
       ``samples``, ``loss``, and the metrics. None for the split ``validation``, which belongs to no client.
     * ``features``: the representations of some samples, if they were requested.
@@ -54,11 +55,19 @@ class Evaluation:
 
     @property
     def folder(self) -> Path:
-        """The folder beside the model's file in which ``fedray evaluate`` creates the folder for its results."""
+        """The folder beside the model's file in which ``fedray evaluate`` creates a folder for the results of
+        each evaluation.
+
+        It is ``evaluations`` for the file ``model.safetensors``, and ``NAME-evaluations`` for other names.
+        """
         return self.file.parent / ("evaluations" if self.file.stem == "model" else f"{self.file.stem}-evaluations")
 
     def confusion_matrix(self) -> pd.DataFrame:
-        """Returns the confusion matrix, with a row for each target class and a column for each predicted class."""
+        """Returns the confusion matrix: a DataFrame with a row for each target class and a column for each
+        predicted class.
+
+        The entries are numbers of samples, and rows and columns have the names of the classes.
+        """
         assert self.classes is not None
         assert self.confusion is not None
         names = self.classes["name"]
@@ -68,13 +77,23 @@ class Evaluation:
 
 
 def confusion_of(targets: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> pd.DataFrame:
-    """Returns the number of times that each pair of classes occurs in ``targets [n]`` and ``predicted [n]``."""
+    """Counts how often each pair of a target class and a predicted class occurs.
+
+    ``targets [n]`` and ``predicted [n]`` are the classes of n samples, numbers below ``classes``. Returns a DataFrame
+    with the columns ``target``, ``predicted`` and ``count``, and a row for each pair that occurs.
+    """
     codes, counts = np.unique(targets * classes + predicted, return_counts=True)
     return pd.DataFrame({"target": codes // classes, "predicted": codes % classes, "count": counts})
 
 
 def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str] | None) -> pd.DataFrame:
-    """Returns the table :attr:`Evaluation.classes`. Quotients with a denominator of 0 are NaN."""
+    """Returns a table with a row for each class: how many samples it has and how many are predicted correctly.
+
+    The columns are ``class``, ``name``, ``samples``, ``predicted``, ``correct``, ``accuracy``, ``precision`` and ``f1``
+    (:attr:`Evaluation.classes`). Quotients with a denominator of 0 are NaN. ``confusion`` is a table of pairs of
+    classes (:func:`confusion_of`), and ``classes`` the number of classes. ``names`` are the names of the classes; if it
+    is None, they are numbers.
+    """
     samples, predicted = (
         np.bincount(confusion[column], confusion["count"], minlength=classes).astype(np.int64)
         for column in ("target", "predicted")
@@ -93,5 +112,8 @@ def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str]
 
 
 def value_over(task: Task, name: str, sums: NDArray[np.float64]) -> float:
-    """Returns the metric ``name`` over n samples, from its two sums for each of them, ``sums [n, 2]``."""
+    """Returns the value of the metric ``name`` over n samples, such as the accuracy, from two sums for each sample.
+
+    ``sums [n, 2]`` has a numerator and a denominator for each sample, as :meth:`Task.sums` returns them.
+    """
     return task.value(name, math.fsum(sums[:, 0]), math.fsum(sums[:, 1]))

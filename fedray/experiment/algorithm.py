@@ -15,8 +15,13 @@ from fedray.usercode.importing import as_user_error
 
 
 def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
-    """Returns the algorithm, whose hyper-parameters may still be null. Raises :class:`UserError` if it does not exist,
-    or the algorithm does not allow the value of some key."""
+    """Makes the algorithm that ``config`` names, before any data are read, and checks that it allows the values of
+    other keys.
+
+    For example, some algorithms have no server learning rate. Hyper-parameters may still be null. ``custom`` may have
+    an algorithm that the user passed from Python. Raises :class:`UserError` if the algorithm does not exist, or does
+    not allow the value of some key.
+    """
     name = config.algorithm.name
     cls = custom.algorithm or find_algorithm(name)
     hyper = _hyper_parameters(cls, config.algorithm.model_extra or {}, name)
@@ -39,8 +44,11 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
 
 
 def choose_head(config: Config, algorithm: Algorithm) -> str:
-    """Returns the name of the model's head; ``auto`` stands for the head that the algorithm needs. Raises
-    :class:`UserError` if there is no such head, or the algorithm can't work with it."""
+    """Returns the name of the model's head, its last layers, for ``model.head``; ``auto`` stands for the head that the
+    algorithm needs.
+
+    Raises :class:`UserError` if there is no such head, or the algorithm can't work with it.
+    """
     asked, need = config.model.head, algorithm.needs_head
     if asked != "auto" and not serves(asked, need):
         raise UserError(
@@ -52,7 +60,7 @@ def choose_head(config: Config, algorithm: Algorithm) -> str:
 
 
 def _hyper_parameters(cls: type[Algorithm], values: Mapping[str, Any], name: str) -> Any:
-    """Returns the hyper-parameters of the algorithm ``name`` from the keys ``algorithm.*``."""
+    """Returns the hyper-parameters of the algorithm ``name``, checked, from ``values`` of the keys ``algorithm.*``."""
     unknown = [key for key in values if key not in cls.Hyper.model_fields]
     if unknown:
         raise UserError(f"{name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))

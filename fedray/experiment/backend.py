@@ -91,13 +91,16 @@ pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as l
 def in_stacks(
     engine: EngineConfig, device: str, data: FederatedData, training: TrainingStage, model: ModelStage
 ) -> tuple[bool, int | None, str | None]:
-    """Returns whether clients are trained in batched stacks (``engine.vectorize``), ``engine.chunk``, and a line for
-    the user if they are not although that would be faster.
+    """Decides whether clients are trained in batched stacks, that is, as rows of one tensor (``engine.vectorize``).
 
-    With stacks, the second value is the largest number of clients in a stack. Without stacks it is the largest number
-    of clients that are sent to a worker together, or None if the configuration leaves that to the engine. The first two
-    values change bits. So they depend only on the configuration, the model, and whether it runs on a GPU, and not on
-    the rest of the machine. Raises :class:`UserError` if ``engine.vectorize=true`` is impossible.
+    Returns the decision, ``engine.chunk``, and a line for the user if clients are not trained in stacks although
+    that would be faster. With stacks, the chunk is the largest number of clients in a stack. Without stacks it is
+    the largest number of clients that are sent to a worker together, or None if the configuration leaves that to
+    the engine.
+
+    The decision and the chunk change the bits of the results. So they depend only on the configuration, the model, and
+    whether it runs on a GPU, and not on the rest of the machine. Raises :class:`UserError` if ``engine.vectorize=true``
+    is impossible.
     """
     batch_size, cohort_size = training.batch_size, training.cohort_size
 
@@ -131,8 +134,10 @@ def in_stacks(
 
 
 def _gpu_chunk(work: float, numbers: int, cohort_size: int) -> int:
-    """Returns the largest number of clients in a stack on a GPU. The mini-batch of one client takes ``work`` forward
-    FLOPs, and its parameters and inputs have ``numbers`` numbers."""
+    """Returns the largest number of clients in a stack on a GPU.
+
+    The mini-batch of one client takes ``work`` forward FLOPs, and its parameters and inputs have ``numbers`` numbers.
+    """
     busy = max(LEAST_VMAP_CHUNK, math.ceil(GPU_FULL / max(1, work)))
     return max(1, min(busy, GPU_CHUNK, GPU_NUMBERS // numbers, cohort_size))
 
@@ -147,7 +152,8 @@ def is_compiled(
     trace: Callable[[], GraphModule | str],
     missing: Callable[[], str | None],
 ) -> tuple[bool, str | None]:
-    """Returns whether gradients are compiled (``engine.compile``), and a line for the user.
+    """Decides whether gradients are compiled by torch's compiler (``engine.compile``). Returns the decision, and a line
+    for the user or None.
 
     ``begun`` is the decision of a run that has begun before, and None for a new run. ``steps`` is the number of local
     steps of all clients in all rounds, and ``module`` the model that they train. ``trace()`` returns the operations of
@@ -185,7 +191,11 @@ def _may_pay_to_compile(steps: float, device: str, vectorize: bool, module: nn.M
 def gradient_graph(
     config: Config, device: str, data: FederatedData, training: TrainingStage, model: ModelStage, vectorize: bool
 ) -> GraphModule | str:
-    """Returns the operations of the gradient of a mini-batch, or the reason why it can't be compiled."""
+    """Returns the operations of the gradient of a mini-batch as a graph, or a text with the reason why it can't
+    be compiled.
+
+    The graph shows whether compiling would make the gradient faster (:func:`is_compiled`).
+    """
     batch_size, facts = training.local.batch_size, model.facts
     if config.engine.portable_bits:
         return "engine.portable_bits=true asks for the same bits on different processors"
@@ -204,7 +214,10 @@ def gradient_graph(
 
 
 def is_replayed(config: Config, device: str, training: TrainingStage, model: ModelStage) -> tuple[bool, str | None]:
-    """Returns whether gradients are replayed (``engine.replay``), and a line for the user."""
+    """Decides whether the operations of a gradient are recorded once and then replayed (``engine.replay``).
+
+    Returns the decision, and a line for the user or None.
+    """
     asked = config.engine.replay
     obstacle, precision = None, config.train.precision
     if precision == "fp16" or (precision == "bf16" and device == "cpu"):
@@ -225,6 +238,6 @@ def is_replayed(config: Config, device: str, training: TrainingStage, model: Mod
 
 
 def _is_faster(graph: GraphModule) -> bool:
-    """Returns whether a CPU computes the gradient with these operations faster if it is compiled."""
+    """Returns whether a CPU computes a gradient, whose operations are in ``graph``, faster if it is compiled."""
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     return not any(part in name for name in names for part in SLOWER)

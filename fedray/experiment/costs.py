@@ -16,10 +16,11 @@ from fedray.usercode.importing import as_user_error
 
 
 def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
-    """Returns every algorithm with the model that it needs, what all of them have in common, and why some are left out.
+    """Gathers what ``fedray costs`` compares: every algorithm under the settings of ``config``.
 
-    The third value has the reason for each algorithm that can't be compared. All algorithms get the same data as the
-    algorithm of ``config``; those that train on a public set also get the public set that they would have in a run.
+    Returns the algorithms, each with the model that it needs; the setting that all of them share; and, by name, the
+    reason for each algorithm that can't be compared. All algorithms get the same data as the algorithm of ``config``;
+    those that train on a public set also get the public set that they would have in a run.
     """
     custom = CustomObjects(source_of(config.data, config.task), preloaded=True)
     chosen, data = resolve(config, custom)
@@ -70,9 +71,9 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
 
 
 def _with_algorithm(config: Config, name: str, head: str) -> Config:
-    """Returns ``config`` with the algorithm ``name`` at its defaults.
+    """Returns ``config`` with the algorithm ``name`` at its defaults, and with the model's head ``head``.
 
-    Keys that not every algorithm accepts are left out.
+    Keys that not every algorithm accepts are set to their defaults.
     """
     return config.model_copy(
         update={

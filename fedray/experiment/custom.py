@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CustomObjects:
-    """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`.
+    """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`, instead of naming them
+    in the configuration.
 
     ``preloaded`` says that ``source`` is not the user's but the one that the configuration names, read once for several
-    runs. ``callbacks`` are shown all runs of a sweep.
+    runs. ``callbacks`` are the user's functions and objects that follow all runs of a sweep.
     """
 
     source: Source | None = None
@@ -45,7 +46,8 @@ class CustomObjects:
 
     @property
     def names(self) -> list[Given]:
-        """The names of the arguments that the user passed. Without them the configuration would mean another run."""
+        """The names of the objects that the user passed, such as ``data`` and ``model``. They are recorded as
+        ``run.given``, because the configuration without these objects would mean another run."""
         there: dict[Given, bool] = {
             "data": self.source is not None and not self.preloaded,
             "model": self.model is not None,
@@ -57,7 +59,10 @@ class CustomObjects:
         return [name for name, is_there in there.items() if is_there]
 
     def notes(self, seeds: int) -> list[str]:
-        """Returns warnings about runs with ``seeds`` seeds: a module has the same initial weights in all of them."""
+        """Returns warnings about these objects for runs with ``seeds`` different seeds.
+
+        There is one if the model is a module, which has the same initial weights in all of the runs.
+        """
         if seeds == 1 or not isinstance(self.model, nn.Module):
             return []
         return [

@@ -26,10 +26,11 @@ from fedray.experiment.stage import Stage, defaults_for_nulls, under
 
 @dataclass(frozen=True, kw_only=True)
 class DataStage(Stage):
-    """The samples of a run, partitioned among the clients.
+    """The samples of a run, partitioned among the clients in ``data``, and what else was decided about them.
 
-    ``digests`` has a digest for each part of the data, ``access`` says where samples are read from, and ``defaults``
-    has the values that null stands for in the options of the partition, by dotted key.
+    ``digests`` has a digest for each part of the data, by name. ``access`` says where samples are read from:
+    ``memory``, ``mapped`` or ``lazy``. ``run_name`` is the name of the run's folder. ``defaults`` has the values that
+    null stands for in the options of the partition, by dotted key.
     """
 
     data: FederatedData
@@ -40,10 +41,12 @@ class DataStage(Stage):
 
 
 def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_all: MapAll) -> DataStage:
-    """Returns the data that ``config`` describes, with samples in memory or in files as ``data.access`` says.
+    """Reads the data that ``config`` describes, partitions them among the clients, and places them as
+    ``data.access`` says.
 
-    ``map_all`` maps samples from files (:func:`fedray.data.storage.access.with_access`). Raises :class:`UserError` if
-    the data can't be read, or can't be partitioned as the configuration asks.
+    ``custom`` may have data that the user passed from Python. ``map_all`` maps samples from files
+    (:func:`fedray.data.storage.access.with_access`). Raises :class:`UserError` if the data can't be read, or can't be
+    partitioned as the configuration asks.
     """
     source = custom.source or source_of(config.data, config.task)
     seed = config.run.seed if config.data.seed is None else config.data.seed
@@ -77,8 +80,10 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
 
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
-    """Returns the size of the public set. ``auto`` stands for the source's default if the algorithm needs one, else
-    for 0."""
+    """Returns the number of samples in the public set that ``config`` asks for.
+
+    ``auto`` stands for the source's default if the algorithm needs a public set, else for 0.
+    """
     asked, name = config.data.public_samples, config.algorithm.name
     if config.data.public_to == "clients":
         if algorithm.needs_public:
@@ -101,7 +106,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 def _spread(
     config: Config, algorithm: Algorithm, source: Source, seed: int, public: int
 ) -> tuple[FederatedData, list[str]]:
-    """Returns the samples of ``source``, partitioned among the clients, and lines for the user about that."""
+    """Returns the samples of ``source``, partitioned among the clients, and lines for the user about the partition."""
     data = federate(source, config.data, seed, public)
     if config.data.public_to == "clients":
         data = with_public_at_clients(data, seed)
@@ -118,8 +123,8 @@ def _spread(
 def _with_test_shares(
     config: Config, algorithm: Algorithm, data: FederatedData, seed: int
 ) -> tuple[FederatedData, list[str]]:
-    """Returns ``data``, with the clients' test shares if models are scored on them, and lines for the user about
-    that."""
+    """Returns ``data``, with the clients' test shares if models are scored on these, and lines for the user about
+    the shares."""
     run, least = config.run, config.data.least_test_samples
     notes: list[str] = []
     if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):

@@ -24,7 +24,13 @@ from fedray.models.precision import check_precision, faster_precision
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionStage(Stage):
-    """The answer of the execution stage. ``make`` makes the model with the chosen layout of convolutions."""
+    """How and where the clients of a run are trained: the values that the section ``engine`` takes.
+
+    ``device`` is cpu or cuda. ``make`` makes the model with the chosen layout of convolutions. ``vectorize`` says
+    whether clients are trained in stacks, that is, several clients as rows of one tensor, and ``chunk`` is the largest
+    number of clients in a stack. ``compile`` and ``replay`` say whether gradients are compiled by torch's compiler, and
+    whether their operations are recorded once and then replayed.
+    """
 
     device: str
     make: ModelMaker
@@ -37,8 +43,11 @@ class ExecutionStage(Stage):
 def execution_stage(
     config: Config, around: Surroundings, stage: DataStage, training: TrainingStage, model: ModelStage
 ) -> ExecutionStage:
-    """Returns how the clients of a run are trained. A run that is resumed keeps what it began with. Raises
-    :class:`UserError` if the user asks for something that is not possible on these machines or with this model."""
+    """Decides how and where the clients of a run are trained: the device, stacks, and how gradients are computed.
+
+    A run that is resumed keeps what it began with. ``around`` answers questions about the machines of the run. Raises
+    :class:`UserError` if the user asks for something that is not possible on these machines or with this model.
+    """
     data, folder = stage.data, Path(config.run.output) / stage.run_name
     device, placed, notes = place(config.engine, folder, around.device)
     check_precision(config.train.precision, device, model.module, model.name, model.task, *data.examples(2))
@@ -77,10 +86,10 @@ def execution_stage(
 def _layout(
     config: Config, begun: bool | None, device: str, vectorize: bool, model: ModelStage, stage: DataStage
 ) -> tuple[bool, ModelMaker, list[str]]:
-    """Returns ``engine.channels_last``, the maker of models with that layout, and lines for the user.
+    """Decides whether 2-d convolutions are laid out with channels last (``engine.channels_last``).
 
-    ``begun`` is the key's value in a run that is resumed, and None for a new run. On a CPU false leaves the model as it
-    was made.
+    Returns the decision, the maker of models with that layout, and lines for the user. ``begun`` is the decision in a
+    run that is resumed, and None for a new run. On a CPU, false leaves the model as it was made.
     """
     asked = config.engine.channels_last
     if asked == "auto" and begun is not None:

@@ -31,7 +31,7 @@ ViT-B/16 (1.1e12) took 24 GB."""
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that a run does, without its data. It is small, and every process gets a copy.
+    """Everything that a run does, without its data. The object is small, and every process gets a copy.
 
     ``config`` is resolved: ``auto`` and null are replaced by values. ``notes`` are lines that the user should read
     before the run starts. ``inputs`` has digests of everything else that the result depends on
@@ -61,12 +61,17 @@ class Experiment:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether clients keep anything between participations, for the algorithm or for a step of ``train.upload``."""
+        """Whether clients keep anything from one round in which they take part to the next, for the algorithm or for a
+        step of ``train.upload``."""
         return self.algorithm.stateful or any(getattr(step, "keeps", False) for step in self.upload)
 
     @property
     def lanes(self) -> int:
-        """How many clients are trained side by side if memory allows (``engine.lanes``). This changes no bit."""
+        """How many clients a process trains side by side on a GPU, if memory allows (``engine.lanes``); 1 without
+        a GPU.
+
+        The number changes no bit of the results.
+        """
         if self.vectorize or not self.replay or self.device != "cuda":
             return 1
         asked = self.config.engine.lanes
@@ -80,7 +85,8 @@ class Experiment:
         return self.config.train.precision
 
     def rates(self, number: int) -> tuple[float, float]:
-        """Returns the learning rates eta_l of the clients and eta_g of the server in round ``number``."""
+        """Returns the learning rates in round ``number``, counted from 1: eta_l of the clients, and eta_g of
+        the server."""
         train = self.config.train
         of_clients, of_server = (
             Schedule(**each.model_dump(exclude_none=True)) for each in (train.lr_schedule, train.server_lr_schedule)
@@ -94,21 +100,24 @@ class Experiment:
 
     @property
     def server_device(self) -> str:
-        """The device on which the server computes: the CPU, unless the server has a share of a GPU."""
+        """The device on which the server computes: ``cpu``, or the clients' device if the server has a share of
+        a GPU."""
         return self.device if self.config.engine.server_gpus else "cpu"
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
-        """The values that distinguish the run from others, by dotted key: the keys that the user set, and the
-        algorithm's hyper-parameters."""
+        """The settings that distinguish this run from others, as values by dotted key, such as ``{"train.lr": 0.05}``.
+
+        They are the keys that the user set, and the algorithm's hyper-parameters.
+        """
         resolved = flat(self.config.model_dump(mode="json"))
         keys = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
         # a key that is resolved into another key, as run.iterations into run.rounds, is null in the config
         return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(keys)}
 
     def build_model(self, client: int | None = None) -> nn.Module:
-        """Makes the module with its initial weights, which depend on ``run.seed`` alone.
+        """Makes the model, a ``torch.nn.Module``, with its initial weights, which depend on ``run.seed`` alone.
 
-        With ``client``, other weights are drawn, which depend on ``run.seed`` and the client.
+        With the number of a client, ``client``, other weights are drawn, which depend on ``run.seed`` and the client.
         """
         return self.module(client)

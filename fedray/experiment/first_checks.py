@@ -20,11 +20,11 @@ from fedray.usercode.importing import check_user_object, is_user_defined
 
 
 def check_first(config: Config, custom: Collection[str] = ()) -> None:
-    """Raises :class:`UserError` for unknown names, for missing files of the user's, and for a run folder that can't be
-    written to.
+    """Finds mistakes in a configuration within a moment, before slow imports and before Ray is started.
 
-    ``custom`` has the names of the custom objects, such as ``data`` and ``model``. The keys that these replace are not
-    checked.
+    Raises :class:`UserError` for unknown names, for missing files of the user's, and for a run folder that can't be
+    written to. ``custom`` has the names of the objects that the user passed from Python, such as ``data`` and
+    ``model``. The keys that these objects replace are not checked.
     """
     check_custom(config, custom)
     if "data" not in custom:
@@ -42,7 +42,8 @@ def check_first(config: Config, custom: Collection[str] = ()) -> None:
 
 
 def _check_extensions(config: Config) -> None:
-    """Raises :class:`UserError` for an impossible name in the keys that can name user-defined objects."""
+    """Raises :class:`UserError` for an impossible name in the keys that can name user-defined objects, such
+    as ``task.loss``."""
     if is_user_defined(config.engine.kind):
         check_user_object(config.engine.kind, "engine.kind")
     for key, entries in (("run.callbacks", config.run.callbacks), ("train.upload", config.train.upload)):
@@ -57,8 +58,12 @@ def _check_extensions(config: Config) -> None:
 
 
 def check_custom(config: Config, names: Collection[str]) -> None:
-    """Raises :class:`UserError` if ``config`` was made with custom objects that are missing from ``names``, the custom
-    objects of this call, or sets keys that have no meaning with them."""
+    """Checks that the objects that the user passes from Python go with ``config``. ``names`` has the names of
+    these objects.
+
+    Raises :class:`UserError` if ``config`` was made with such objects (``run.given``) that are now missing, or sets
+    keys that have no meaning with them.
+    """
     missing = [f"{name}=" for name in config.run.given if name not in names]
     if missing:
         call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)

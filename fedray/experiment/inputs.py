@@ -31,8 +31,11 @@ def inputs_of(
     model: ModelStage,
     initial: nn.Module,
 ) -> dict[str, str]:
-    """Returns the digests of everything that a run depends on, by the names that messages use. ``initial`` is the model
-    with its initial weights."""
+    """Returns the digests of everything that the result of a run depends on besides its configuration.
+
+    The keys are the names that messages use, such as ``training data`` or ``code of the model``. A run is only resumed
+    if none of the digests has changed. ``initial`` is the model with its initial weights.
+    """
     code: dict[str, Any] = {"code of the algorithm": type(training.algorithm)}
     code |= {f"metric {name}": model.task.metrics[name].values for name in custom.metrics}
     if custom.loss is not None:

@@ -35,11 +35,12 @@ def model_maker(
     head: str,
     seed: int,
 ) -> ModelMaker:
-    """Returns the function that makes the model, without calling it.
+    """Returns the function that makes the model of a run, without calling it.
 
-    The initial weights are drawn from ``seed`` (``run.seed``). ``custom`` is the class or module that the user passed
-    instead of a name. ``example`` are the inputs of some samples, ``[b, ...]``. Raises :class:`UserError` for an
-    unknown model, head or option.
+    The initial weights are drawn from ``seed`` (``run.seed``). ``section`` is the section ``model`` of the
+    configuration. ``custom`` is the class or module that the user passed instead of a name. ``example`` are the inputs
+    of some samples, ``[b, ...]``, ``classes`` is the number of classes, and ``head`` is the name of the head. Raises
+    :class:`UserError` for an unknown model, head or option.
     """
     options = list(section.model_extra or {})
     origin: Callable[..., nn.Module] | Portable
@@ -61,11 +62,11 @@ def model_maker(
 
 @dataclass(frozen=True)
 class ModelMaker:
-    """A function that makes the model with its initial weights, the same in every process.
+    """A function that makes the model of a run with its initial weights, which are the same in every process.
 
-    The weights depend only on ``seed``. If it is called with a client's number, it draws other weights, which also
-    depend on the client. ``origin`` is a class or function that makes a module, or a module that is copied.
-    ``channels_last`` sets the layout of 2-d convolutions; None leaves it as it was made.
+    The weights depend only on ``seed``. If the function is called with a client's number, it draws other weights, which
+    also depend on the client. ``origin`` is a class or function that makes a module, or a module that is copied.
+    ``channels_last`` sets the layout of 2-d convolutions; None leaves the layout as it was made.
     """
 
     name: str
@@ -99,13 +100,17 @@ class ModelMaker:
 
     @property
     def code(self) -> Sequence[Any]:
-        """The classes and functions that make the model. They may be the user's."""
+        """The classes and functions whose code makes the model. If they are the user's, Ray's processes must be sent
+        their code."""
         origin = self.origin
         made_by = {type(layer) for layer in origin.module.modules()} if isinstance(origin, Portable) else {origin}
         return [*made_by, *([] if self.head is None else [self.head])]
 
     def notes(self) -> list[str]:
-        """Returns lines for the user about tensors that are not loaded from the file ``model.weights``."""
+        """Returns warnings for the user about ``model.weights``, the file from which initial weights are loaded.
+
+        They name tensors of the model that the file lacks, and tensors of the file that are not used.
+        """
         path, notes = self.section.weights, []
         if path is None:
             return []
@@ -129,8 +134,10 @@ class ModelMaker:
             return build(model, self.name, shape, self.classes, self.section.model_extra or {})
 
     def _copied(self, original: Portable, client: int | None) -> nn.Module:
-        """Returns a copy of the user's module. If ``client`` is not None, the layers that are trained and have a method
-        ``reset_parameters`` draw new weights."""
+        """Returns a copy of the user's module.
+
+        If ``client`` is not None, the layers that are trained and have a method ``reset_parameters`` draw new weights.
+        """
         with as_user_error("model=... can't be copied"):
             module = original.copy()
         if client is not None:
@@ -143,7 +150,7 @@ class ModelMaker:
         return module
 
     def _initialise_lazy_layers(self, module: nn.Module, client: int | None) -> None:
-        """Gives lazy layers (``nn.LazyLinear``) their weights, by a forward pass of ``example``."""
+        """Gives lazy layers (such as ``nn.LazyLinear``) their weights, by a forward pass of the example inputs."""
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             args, named = arguments(self.example)
             module.eval()

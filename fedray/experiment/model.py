@@ -27,8 +27,10 @@ from fedray.models.inspection import ModelFacts, inspect_model, prepare
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStage(Stage):
-    """The answer of the model stage: the function that makes the model, a ``module`` that it made, facts about this
-    module, and its task."""
+    """The model of a run: the function that makes it (``make``), a ``module`` that was made, and its task.
+
+    ``name`` is the model's name, and ``facts`` has its numbers of parameters, its FLOPs and its behaviour.
+    """
 
     name: str
     make: ModelMaker
@@ -40,8 +42,11 @@ class ModelStage(Stage):
 def model_stage(
     config: Config, custom: CustomObjects, head: str, data: FederatedData, training: TrainingStage
 ) -> ModelStage:
-    """Returns the model that ``config`` describes, with the ``head`` of this name. Raises :class:`UserError` if it
-    can't be trained on the data, or its outputs do not fit the targets."""
+    """Makes the model that ``config`` describes once, inspects its behaviour, and determines its task.
+
+    ``custom`` may have a model, a loss and metrics of the user's, and ``head`` is the name of the head. Raises
+    :class:`UserError` if the model can't be trained on the data, or its outputs do not fit the targets.
+    """
     x, y = data.examples(2)
     make = model_maker(config.model, custom.model, x, data.classes, head, config.run.seed)
     name, module = make.name, make()
@@ -78,7 +83,7 @@ def model_stage(
 
 
 def _with_single_samples(data: FederatedData, local: LocalTraining) -> list[int]:
-    """Returns the clients that have mini-batches of one sample."""
+    """Returns the numbers of the clients that have mini-batches of one sample, which some layers can't normalise."""
     return [
         client
         for client, size in enumerate(data.sizes().tolist())

@@ -15,7 +15,11 @@ from fedray.usercode.extensions import Entry, make
 
 
 def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
-    """Returns ``custom``, with the loss and metrics that the config names where ``custom`` has none."""
+    """Returns ``custom`` with the loss and the metrics that the configuration names (``task.loss``,
+    ``task.metrics``) added.
+
+    Where ``custom`` has a loss or a metric of that name from Python, that object is kept.
+    """
     loss, metrics = custom.loss, dict(custom.metrics)
     if loss is None and config.task.loss is not None:
         loss = _callable(config.task.loss, "task.loss")
@@ -25,7 +29,8 @@ def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
 
 
 def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...]:
-    """Returns the steps that ``train.upload`` names, in their order.
+    """Makes the steps that ``train.upload`` names, which are applied to clients' uploads, and returns them in
+    their order.
 
     Raises :class:`UserError` if a step can't be made, or if it keeps something for each client and the algorithm has
     several phases.

@@ -23,12 +23,16 @@ AutoDevice = Callable[[Path], Device]
 
 
 def device_here(folder: Path) -> Device:
-    """Returns the device that ``auto`` stands for on one machine: its GPU, if torch can use it."""
+    """Returns the device that ``engine.device: auto`` stands for on one machine: its GPU, if torch can use it.
+
+    ``folder`` is the run's folder, which makes no difference here.
+    """
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def missing_compiler(device: Device = "cpu") -> str | None:
-    """Returns what this machine lacks to compile for ``device``, or None if it can."""
+    """Returns what this machine lacks to compile gradients for ``device``, such as ``no C++ compiler (g++)``,
+    or None."""
     if device == "cuda":
         # Triton calls a C compiler, for the code that starts its kernels
         if importlib.util.find_spec("triton") is None:
@@ -48,7 +52,7 @@ def missing_compiler(device: Device = "cpu") -> str | None:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Answers questions about the machines of a run and about its folder.
+    """Answers questions about the machines of a run and about its folder, on which the settings in ``engine`` depend.
 
     ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``begun(folder)`` returns the values
     of ``engine.compile`` and ``engine.channels_last`` with which the run in this folder began, and an empty mapping for
@@ -62,7 +66,7 @@ class Surroundings:
 
 
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
-    """Returns the device that ``auto`` stands for on a Ray cluster with ``gpus`` GPUs.
+    """Returns the device that ``engine.device: auto`` stands for on a Ray cluster with ``gpus`` GPUs.
 
     If the cluster is only this machine, torch must be able to use its GPUs. For other machines this is assumed, because
     only a process there could check it; a client actor that finds no usable GPU ends the run with an error.
@@ -71,9 +75,10 @@ def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
 
 
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
-    """Returns the device that clients are trained on, the values of ``engine`` keys that follow from it, and lines for
-    the user.
+    """Decides on which device clients are trained, and whether several client actors (Ray processes that train clients)
+    share a GPU.
 
+    Returns the device, the values of ``engine`` keys that follow from it, by name, and lines for the user.
     ``auto(folder)`` returns the device if ``engine.device`` is ``auto``. On a Ray cluster with GPUs, as many client
     actors share each GPU as fit, unless the user sets their number. Raises :class:`UserError` if the local engine
     should use a GPU and there is none.

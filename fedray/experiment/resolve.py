@@ -38,7 +38,10 @@ def resolve(
     around: Surroundings | None = None,
     map_all: MapAll = map_arrays,
 ) -> tuple[Experiment, FederatedData]:
-    """Returns the experiment that a configuration describes, and its data, partitioned among the clients.
+    """Returns the experiment that a configuration describes, which is everything that a run does, and the data,
+    partitioned among the clients.
+
+    In the experiment, ``auto`` and null are replaced by values.
 
     Args:
         config: The user's configuration, in which keys may be null or ``auto``.
@@ -66,13 +69,17 @@ def resolve(
 
 @neutral()
 def resolve_data(config: Config, map_all: MapAll = map_arrays) -> DataStage:
-    """Returns the data that ``config`` describes, as :func:`resolve` does, and nothing else of the experiment."""
+    """Returns only the data that ``config`` describes, partitioned among the clients as in a run, for commands such
+    as ``fedray data info``.
+
+    ``map_all`` maps samples from files (:func:`fedray.data.storage.access.with_access`).
+    """
     custom = CustomObjects()
     return data_stage(config, custom, choose_algorithm(config, custom), map_all)
 
 
 def dump(config: Config) -> str:
-    """Returns a resolved configuration as the text of a YAML file."""
+    """Returns a resolved configuration as the text of a YAML file, which becomes config.yaml in the run's folder."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
@@ -85,7 +92,7 @@ def _experiment(
     model: ModelStage,
     execution: ExecutionStage,
 ) -> Experiment:
-    """Returns the experiment that the stages have decided on."""
+    """Puts together the experiment from the answers of the stages."""
     stages = (data, training, model, execution)
     algorithm, diagnostics = training.algorithm, config.run.diagnostics
     return Experiment(

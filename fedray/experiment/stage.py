@@ -13,7 +13,7 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The answer of a stage.
+    """The answer of a stage. A configuration is resolved in stages: data, training, model and execution.
 
     ``settings`` has the values in the resolved configuration of the keys that the stage decides, by dotted key.
     ``notes`` are lines for the user.
@@ -24,7 +24,10 @@ class Stage:
 
 
 def with_settings(section: S, settings: Mapping[str, Any]) -> S:
-    """Returns a section with some values replaced. Dotted keys in ``settings`` are keys of sections within it."""
+    """Returns a copy of a section of the configuration in which some keys have the values in ``settings``.
+
+    Dotted keys in ``settings`` are keys of sections within ``section``: ``train.lr`` if it is the whole configuration.
+    """
     changed: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
@@ -38,10 +41,12 @@ def with_settings(section: S, settings: Mapping[str, Any]) -> S:
 
 
 def defaults_for_nulls(section: BaseModel, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ``defaults`` of those keys that are null in ``section``."""
+    """Returns the values that take the place of null in ``section``: the entries of ``defaults`` whose keys are
+    null there."""
     return {name: value for name, value in defaults.items() if getattr(section, name) is None}
 
 
 def under(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``values`` with the name of their ``section`` in front of each key."""
+    """Returns ``values`` with ``section`` and a dot in front of each key: ``train.lr`` for ``lr`` in the
+    section ``train``."""
     return {f"{section}.{name}": value for name, value in values.items()}

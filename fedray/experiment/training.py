@@ -28,11 +28,13 @@ EXAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStage(Stage):
-    """The rounds of a run and the clients' local training.
+    """The length of a run, who takes part in a round, and how a client trains.
 
     In ``algorithm`` null hyper-parameters are replaced by their defaults, which ``defaults`` has by dotted key.
-    ``transform`` is the user's transform of mini-batches, if there is one. ``batch_size`` is the number of samples in
-    the largest mini-batch, and ``total_steps`` the number of local steps of all clients in all rounds.
+    ``local`` are the settings of the clients' local training. ``transform`` is the user's transform of mini-batches, or
+    None. ``rounds`` and ``cohort_size`` are the numbers of rounds and of clients in a round, and ``weighting`` says how
+    the clients are weighted. ``batch_size`` is the number of samples in the largest mini-batch, and ``total_steps`` the
+    number of local steps of all clients in all rounds.
     """
 
     algorithm: Algorithm
@@ -47,8 +49,11 @@ class TrainingStage(Stage):
 
 
 def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, data: FederatedData) -> TrainingStage:
-    """Returns the rounds and the local training that ``config`` describes. Raises :class:`UserError` if there are fewer
-    clients with samples than a cohort needs, a transform can't be used, or a schedule ends before the run."""
+    """Decides how long a run is, who takes part in a round, and how a client trains, as ``config`` describes it.
+
+    ``custom`` may have a transform that the user passed from Python. Raises :class:`UserError` if there are fewer
+    clients with samples than a cohort needs, a transform can't be used, or a schedule ends before the run.
+    """
     train, rounds = config.train, config.rounds
     cohort_size = _cohort_size(config, data)
     transform, notes = _transform(config, custom, data)
@@ -99,7 +104,7 @@ def _cohort_size(config: Config, data: FederatedData) -> int:
 
 
 def _transform(config: Config, custom: CustomObjects, data: FederatedData) -> tuple[SeededTransform | None, list[str]]:
-    """Returns the user's transform of mini-batches, if there is one, and lines for the user about it."""
+    """Returns the user's transform of mini-batches, or None if there is none, and lines for the user about it."""
     asked, key = config.data.transform, "data.transform"
     if custom.transform is not None:
         transform = SeededTransform(custom.transform)

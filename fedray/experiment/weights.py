@@ -19,8 +19,11 @@ SAFETENSORS = ".safetensors"
 
 
 class OtherShape(UserError):
-    """A tensor in a file of weights has another shape than in the model. ``outputs`` is the number of outputs of the
-    last Linear layer in the file if it differs from the model's, and otherwise None."""
+    """Raised if a tensor in a file of weights has another shape than in the model.
+
+    ``outputs`` is the number of outputs of the last Linear layer in the file if it differs from the model's, and
+    otherwise None.
+    """
 
     def __init__(self, message: str, outputs: int | None) -> None:
         super().__init__(message)
@@ -28,16 +31,18 @@ class OtherShape(UserError):
 
 
 class Loaded(NamedTuple):
-    """The names of the tensors that were not loaded: those of the model that ``kept`` their initial weights, and those
-    of the file that are ``unused``."""
+    """The names of the tensors that were not loaded from a file of weights.
+
+    ``kept`` are tensors of the model that kept their initial values, and ``unused`` are tensors of the file.
+    """
 
     kept: list[str]
     unused: list[str]
 
 
 def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = "model.weights") -> Loaded:
-    """Loads weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that were not
-    loaded.
+    """Loads the weights in a safetensors or pt file into ``module``. Returns the names of the tensors that were
+    not loaded.
 
     If ``classes`` is None, the file must have exactly the model's tensors. Otherwise there are three exceptions, for
     transfer learning. The model's head keeps its weights if the file has none for it. The last Linear layer keeps its
@@ -45,8 +50,8 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
     ``model.norm`` or ``model.head`` replaced, which are not used.
 
     Raises :class:`UserError` if the file can't be read, or a tensor is missing, unknown, or has another shape
-    (:class:`OtherShape`), another type or numbers that are not finite. ``key`` is the key that names the file, for
-    messages.
+    (:class:`OtherShape`), another type or numbers that are not finite. In messages ``key`` is the key that names
+    the file.
     """
     try:
         tensors = _tensors_in(path)
@@ -94,8 +99,11 @@ def _kind(tensor: Tensor) -> tuple[bool, bool]:
 
 
 def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: Path, key: str) -> dict[str, Tensor]:
-    """Returns the tensors of a file by name. A tensor that the module has under several names gets the first of them.
-    Raises :class:`UserError` if the file has different values for these names."""
+    """Returns the tensors of a file by name. Of several names that the module has for one tensor, the first one
+    is used.
+
+    Raises :class:`UserError` if the file has different values for these names.
+    """
     found: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -117,8 +125,11 @@ def _tensors_in(path: Path) -> Any:
 
 
 def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
-    """Returns whether a tensor of this name may belong to a layer that is replaced in ``module``, by one of the
-    ``heads``, by another normalisation layer, or by none."""
+    """Returns whether the tensor ``name`` of a file may belong to a layer that ``model.head`` or ``model.norm``
+    has replaced.
+
+    In ``module`` there is one of the ``heads``, another normalisation layer, or no layer in its place.
+    """
     if name.startswith(tuple(heads)):
         return True
     layers = dict(module.named_modules(remove_duplicate=False))
@@ -126,7 +137,8 @@ def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
 
 
 def _other_outputs(module: nn.Module, tensors: Mapping[str, Tensor]) -> int | None:
-    """Returns the number of outputs of the last Linear layer in a file, if that of ``module`` has another number."""
+    """Returns the number of outputs that the model's last Linear layer has in a file, or None if it is that
+    of ``module``."""
     names = _classifier(module)
     if not names or names[0] not in tensors or tensors[names[0]].dim() != 2:
         return None
@@ -135,8 +147,10 @@ def _other_outputs(module: nn.Module, tensors: Mapping[str, Tensor]) -> int | No
 
 
 def _classifier(module: nn.Module, classes: int | None = None) -> list[str]:
-    """Returns the names of the tensors of the model's last Linear layer, the weight first. Returns none if the layer
-    does not have ``classes`` outputs, unless ``classes`` is None."""
+    """Returns the names of the tensors of the model's last Linear layer, the weight first.
+
+    The list is empty if the layer does not have ``classes`` outputs, unless ``classes`` is None.
+    """
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not layers or classes not in (None, layers[-1][1].out_features):
         return []

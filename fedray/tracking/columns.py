@@ -52,7 +52,7 @@ round."""
 
 
 def tag(column: str) -> str:
-    """Returns the TensorBoard tag of a column of metrics.csv."""
+    """Returns the TensorBoard tag under which a column of metrics.csv is shown: ``loss/test`` for ``test_loss``."""
     # a column that begins with test_ and is not in TAGS can only be a user's metric
     if column in TAGS or column.startswith("test_"):
         return TAGS.get(column, f"metrics/{column}")

@@ -23,10 +23,10 @@ WIDEST = 1000
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm in the comparison.
+    """An algorithm in the table of costs (``fedray costs``).
 
-    ``facts`` describe the model that it trains, ``head`` is the name of that model's head, and ``server_flops`` are the
-    server's FLOPs in a round.
+    ``name`` is the algorithm's name. ``facts`` describe the model that it trains, ``head`` is the name of that model's
+    head, and ``server_flops`` are the server's FLOPs in a round.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Scenario:
-    """The setting that all candidates share.
+    """The setting for which the costs of all algorithms are compared.
 
-    ``load`` is the load of the mean client, and ``cohort`` the number of clients in a round. ``plain`` describes the
-    model without a head that only some algorithms need; ``build_plain`` makes this model, and ``example`` are inputs
-    for it, ``[b, ...]``.
+    ``load`` is the local training of the mean client in a round, ``cohort`` the number of clients in a round, and
+    ``rounds`` the number of rounds. ``plain`` describes the model without a head that only some algorithms need;
+    ``build_plain`` makes this model, and ``example`` are inputs for it, ``[b, ...]``.
     """
 
     load: Load
@@ -55,15 +55,19 @@ class Scenario:
 
 @dataclass(frozen=True)
 class CostTable:
-    """A table of costs. ``columns`` are the headings, each with the format of its numbers. ``notes`` are lines below
-    the table."""
+    """A table of what algorithms cost. ``columns`` has the headings, each with the format of its numbers (empty
+    for texts).
+
+    ``rows`` has a row of values for each algorithm. ``notes`` are lines below the table.
+    """
 
     columns: Mapping[str, str]
     rows: Sequence[Sequence[Any]]
     notes: Sequence[str]
 
     def show(self) -> None:
-        """Prints the table. Long lines are not wrapped, and a pipe gets plain text."""
+        """Prints the table to the terminal, with the notes below it. Long lines are not wrapped, and a pipe gets
+        plain text."""
         table = Table(box=None, pad_edge=False)
         for heading, form in self.columns.items():
             lines = "\n".join(["", *heading.split(" ", 1)][-2:])
@@ -76,7 +80,7 @@ class CostTable:
         print("\n".join([*(line.rstrip() for line in shown.get().splitlines()), *self.notes]))
 
     def write(self, path: Path) -> None:
-        """Writes the table as CSV, with all digits."""
+        """Writes the table to the file ``path`` as CSV, with all digits and without the notes."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(self.columns)
@@ -84,7 +88,10 @@ class CostTable:
 
 
 def cost_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """Returns the table of bytes and FLOPs of one client in one round, counted as in metrics.csv."""
+    """Returns a table of what each algorithm costs in one round, with a row for each of ``candidates``.
+
+    The columns are the bytes and FLOPs of the mean client, counted as in metrics.csv, and the FLOPs of the server.
+    """
     load = scenario.load
     plain = costs.client_flops(Work(), scenario.plain, load)
     columns = {
@@ -117,8 +124,12 @@ def load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """Returns an algorithm's extra work as a text, such as ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per
-    step``."""
+    """Returns what an algorithm's clients compute beyond FedAvg's as a text, such as ``4 J|w|``
+    or ``1 full-batch gradient + 1 fwd/bwd per step``.
+
+    The text is ``-`` if there is nothing. ``head`` is the name of a head that the model needs for the algorithm,
+    or ``none``.
+    """
     both = min(work.forwards, work.backwards)
     parts = {
         f"{head} head": head != "none",

@@ -17,10 +17,10 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(frozen=True)
 class Load:
-    """The amount of local training in a round, summed over ``clients`` clients.
+    """The amount of local training in a round, summed over ``clients`` clients, from which FLOPs are computed.
 
-    ``samples`` are the samples that they hold (n_i), ``steps`` their local steps (J_i), and ``seen`` the samples in all
-    their mini-batches. For a mean client, the numbers need not be whole.
+    ``samples`` is the number of samples that the clients hold (n_i), ``steps`` that of their local steps (J_i), and
+    ``seen`` that of the samples in all their mini-batches. For a mean client, the numbers need not be whole.
     """
 
     samples: float
@@ -30,7 +30,11 @@ class Load:
 
 
 def load_of(samples: int, training: LocalTraining) -> Load:
-    """Returns the load of one client that holds this many samples."""
+    """Returns the amount of local training in a round of one client that holds ``samples`` samples.
+
+    It is the client's number of local steps, and the number of samples in its mini-batches. ``training`` has the
+    settings of local training.
+    """
     steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
     if training.local_steps is None:
         return Load(samples, steps, (training.local_epochs or 0) * samples)
@@ -38,7 +42,11 @@ def load_of(samples: int, training: LocalTraining) -> Load:
 
 
 def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
-    """Returns the load of the mean client over all clients that hold samples. The others never take part."""
+    """Returns the amount of local training in a round of the mean client, over all clients that hold samples.
+
+    ``sizes`` are the clients' numbers of samples. Clients without samples never take part, and do not count.
+    ``training`` has the settings of local training.
+    """
     loads = [load_of(int(size), training) for size in sizes if size]
     samples, steps, seen = (
         sum(numbers) / len(loads)
@@ -48,15 +56,19 @@ def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
 
 
 def overhead(traffic: Traffic) -> float:
-    """Returns the communication of an algorithm as a multiple of FedAvg's: (down + up) / 2, counted in models."""
+    """Returns the communication of an algorithm as a multiple of FedAvg's, which is 1.
+
+    It is the mean of what a client receives and what it sends, counted in models; a vector counts as a model.
+    """
     down, up = traffic.models_down + traffic.vectors_down, traffic.models_up + traffic.vectors_up
     return (down + up) / 2
 
 
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
-    """Returns the bytes that one client receives and the bytes that it sends in one round.
+    """Returns the number of bytes that one client receives in a round, and the number that it sends.
 
-    Models count with their buffers. Vectors have no buffers.
+    ``traffic`` says how many models and vectors go in each direction. Each number takes 4 bytes. A model has the
+    parameters and buffers in ``facts``; a vector has no buffers.
     """
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
@@ -66,10 +78,10 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 
 
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
-    """Returns the FLOPs of the clients in a round.
+    """Returns the FLOPs of clients in a round, whose local training is ``load``.
 
-    These are the forward and backward passes of all mini-batches, which count as 3 forward passes, and the algorithm's
-    extra work.
+    These are the FLOPs of the forward and backward passes over all mini-batches, which count as 3 forward passes, and
+    of the algorithm's extra ``work``. ``facts`` describe the model.
     """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
@@ -77,9 +89,9 @@ def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
 
 
 def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:
-    """Returns the FLOPs of the clients and of the server in a round.
+    """Returns the FLOPs of the cohort and of the server in the current round, for the column ``flops`` of metrics.csv.
 
-    ``samples`` is the number of samples in all mini-batches of the clients.
+    ``facts`` describe the model. ``samples`` is the number of samples in all mini-batches of the cohort's clients.
     """
     cohort = server.cohort
     load = Load(sum(cohort.sizes), sum(cohort.steps), samples, len(cohort.ids))
@@ -87,16 +99,22 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
 
 
 def arithmetic(work: Work, load: Load) -> float:
-    """Returns the operations of an algorithm for each parameter, apart from forward and backward passes."""
+    """Returns the number of operations that an algorithm's clients make for each parameter in a round.
+
+    Forward and backward passes are not counted. ``work`` has the operations of one step, and ``load`` the number
+    of steps.
+    """
     return work.per_step * load.steps + work.once * load.clients
 
 
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """Returns a server whose round has a cohort of ``cohort`` mean clients.
+    """Returns a server whose round has a cohort of ``cohort`` mean clients, from which an algorithm's server FLOPs
+    are counted.
 
-    It has no data: it can only be used to count the server's work.
+    It has no model and no data, so it can't be used for anything else. ``sizes`` are the numbers of samples of all
+    clients, whose mean the clients of the cohort have.
     """
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)

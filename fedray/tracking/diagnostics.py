@@ -23,12 +23,13 @@ else."""
 
 
 class Measured(Algorithm):
-    """A mixin that measures local updates. :func:`measured` puts it before the algorithm's own class.
+    """A mixin for an algorithm that also measures its clients' local updates (``run.diagnostics``).
 
-    y_i is the client's model after its local steps, and x^r the model that the server sent, which is the first one in
-    its broadcast. The mean of the updates is only known when all clients have trained. So the algorithm gets another
-    phase, ``measure``, in which each client compares the update that it has kept with the mean. The algorithm's rules
-    see nothing of this, so the results are the same to the bit.
+    :func:`measured` puts it before the algorithm's own class. y_i is the client's model after its local steps, and x^r
+    the model that the server sent, which is the first one in its broadcast. The mean of the updates y_i - x^r is only
+    known when all clients have trained. So the algorithm gets another phase, ``measure``, in which each client compares
+    its update, which it has kept, with the mean. The algorithm's rules see nothing of this, so the results are the same
+    to the bit.
     """
 
     sent: Model
@@ -42,7 +43,11 @@ class Measured(Algorithm):
         return Broadcast({"mean": self.mean}) if phase == "measure" else super().broadcast(server, phase)
 
     def update_of(self, client: ClientPhase, carry: Carry) -> Tensor:
-        """Returns the local updates y_i - x^r, ``[C, width]``."""
+        """Returns the local updates of the clients that are trained together, ``[C, width]``, a row for each client.
+
+        An update is the client's model after its local steps minus the model that the server sent, over the
+        trainable parameters.
+        """
         sent = next(value for value in client.shared.values() if isinstance(value, Model))
         return carry.model.parameters - sent.parameters
 
@@ -53,10 +58,12 @@ class Measured(Algorithm):
         return result
 
     def measure(self, client: ClientPhase) -> Result:
-        """Measures each client. All lengths are Euclidean, over the trainable parameters.
+        """Measures how far each client has moved in this round, in an additional phase after all clients have trained.
 
-        ``drift`` is the length of the client's update y_i - x^r, ``spread`` the distance of its model from the mean of
-        the cohort's models, and ``alignment`` the cosine of its update and the cohort's mean update.
+        The result has three numbers for each client. ``drift`` is the length of its local update, which is its model
+        after the local steps minus the model that the server sent. ``spread`` is the distance of its model from the
+        mean of the cohort's models, and ``alignment`` the cosine of its update and the cohort's mean update. All
+        lengths are Euclidean, over the trainable parameters.
         """
         update, mean = client.kept[UPDATE], client.shared["mean"]
         return Result(
@@ -79,11 +86,13 @@ class Measured(Algorithm):
 
 
 def measured(algorithm: Algorithm, against: str = "") -> Measured:
-    """Returns an algorithm with the same rules and hyper-parameters that also measures its clients' updates.
+    """Returns an algorithm with the rules and hyper-parameters of ``algorithm`` that also measures its clients' local
+    updates (``run.diagnostics``).
 
-    ``against`` is what the cohort is compared with: ``all_clients``, ``virtual``, or "" for nothing. Raises
-    :class:`UserError` if the algorithm has no phase ``train`` with local steps; if there is a comparison and this is
-    not the first phase; or if ``against`` is ``virtual`` and clients keep states, because a virtual model has none.
+    ``against`` is what the cohort is compared with: ``all_clients``, ``virtual`` for a model that is trained with the
+    mean of the clients' gradients, or "" for nothing. Raises :class:`UserError` if the algorithm has no phase ``train``
+    with local steps; if there is a comparison and ``train`` is not the first phase; or if ``against`` is ``virtual``
+    and clients keep states, because a virtual model has none.
     """
     if "train" not in algorithm.phases or type(algorithm).train is not Algorithm.train:
         raise UserError(

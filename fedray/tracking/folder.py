@@ -53,10 +53,10 @@ Status = Literal["new", "unfinished", "finished"]
 
 @dataclass(frozen=True)
 class FoundRun:
-    """The run that was found in a folder.
+    """What was found in a run folder before a run starts in it.
 
-    ``rounds`` is the number of rounds in its configuration. ``summary`` is the content of summary.json, or None if the
-    run has not ended.
+    ``status`` says whether there is no run (new), or one that is unfinished or finished. ``rounds`` is the number of
+    rounds in that run's configuration. ``summary`` is the content of its summary.json, or None if it has not ended.
     """
 
     status: Status
@@ -67,8 +67,8 @@ class FoundRun:
 class RunFolder:
     """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
 
-    ``inputs`` are the digests, by name, of everything else that the run depends on. ``defaults`` are the resolved
-    defaults of keys that are null, by dotted key.
+    ``inputs`` are the digests, by name, of everything else that the run depends on, such as the data. ``defaults`` are
+    the values that null stands for in the configuration, by dotted key.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     def look(self) -> FoundRun:
-        """Finds out which run is in the folder. Nothing is changed.
+        """Finds out whether the folder is new, or holds this run unfinished or finished. Nothing is changed.
 
         Raises :class:`UserError` if the folder is not a run folder, or holds a run with another configuration, data,
         model or code. ``run.resume`` can change that: with ``true`` there must be a run, and with ``false`` the folder
@@ -119,8 +119,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-        """Keeps other processes out of the folder in a ``with`` statement
-        (:func:`~fedray.tracking.lock.folder_lock`)."""
+        """Keeps other runs out of the run folder, in a ``with`` statement.
+
+        If another run is using the folder, ``say`` shows a line at once, and :class:`UserError` is raised if that run
+        has not ended after ``patience`` seconds.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 busy = "is being written by another run; choose another run.name"
@@ -130,7 +133,10 @@ class RunFolder:
             yield
 
     def prepare(self) -> None:
-        """Creates the folder. With ``run.resume: false``, an old folder is first renamed to NAME.bak-K."""
+        """Creates the run folder. With ``run.resume: false``, an old folder is first renamed to NAME.bak-K.
+
+        Raises :class:`UserError` if the folder can't be written to.
+        """
         try:
             if self.config.run.resume is False and self.path.exists():
                 names = (self.path.with_name(f"{self.path.name}.bak-{number}") for number in itertools.count(1))
@@ -144,16 +150,17 @@ class RunFolder:
 
 
 def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns the names that have different values in two mappings, or that only one of them has."""
+    """Returns the names whose values differ between the mappings ``old`` and ``new``, or that only one of them has."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def keys_that_differ(
     old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """Returns the dotted keys that differ between two configurations and can change a result.
+    """Returns the dotted keys that differ between two configurations and can change a result, such as ``train.lr``.
 
-    ``defaults`` are the resolved defaults of keys that are null.
+    A run is not continued if there are any. ``old`` and ``new`` are nested sections. ``defaults`` are the values that
+    null stands for, by dotted key.
     """
     a, b = _comparable(old, defaults), _comparable(new, defaults)
     vectorized = b.get("engine.vectorize") is True
@@ -168,28 +175,41 @@ def keys_that_differ(
 
 
 def _comparable(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings by dotted key, with null replaced by resolved defaults. ``engine.server_gpus`` becomes whether
-    the server computes on a GPU, because the result depends on nothing else in it."""
+    """Returns settings by dotted key, with null replaced by resolved defaults, so that two configurations can
+    be compared.
+
+    ``engine.server_gpus`` becomes whether the server computes on a GPU, because the result depends on nothing else
+    in it.
+    """
     found = {key: defaults.get(key) if value is None else value for key, value in with_unrecorded(config).items()}
     on_gpu = found["engine.device"] == "cuda" and bool(found["engine.server_gpus"])
     return dict(sorted(found.items())) | {"engine.server_gpus": on_gpu}
 
 
 def with_unrecorded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run by dotted key, from the content of config.yaml. Keys that it lacks get the values
-    that they had when it was written: :data:`UNRECORDED`, or else their defaults."""
+    """Returns all settings of a run by dotted key, from ``config``, the content of its config.yaml.
+
+    Older versions of fedray did not record some keys. These get the values that were in effect then:
+    :data:`UNRECORDED`, or else their defaults.
+    """
     return {key: default for key, default, *_ in documented_keys()} | UNRECORDED | flat(config)
 
 
 def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
-    """Returns the device of the run in ``folder``; None if there is no run, or its configuration is damaged."""
+    """Returns the device on which the run in ``folder`` began, ``cpu`` or ``cuda``, since a resumed run must keep it.
+
+    Returns None if there is no run, or its configuration is damaged.
+    """
     device = _recorded_engine(folder).get("device")
     return device if device in ("cpu", "cuda") else None
 
 
 def decided_in(folder: Path) -> dict[str, bool]:
-    """Returns the values of ``compile`` and ``channels_last`` in section ``engine`` that were decided when the run in
-    ``folder`` began. Returns an empty dict if there is no run, or its configuration is damaged."""
+    """Returns what the run in ``folder`` began with for ``compile`` and ``channels_last``, keys of section ``engine``
+    that a resumed run must keep.
+
+    The result has these two names with booleans. It is empty if there is no run, or its configuration is damaged.
+    """
     recorded = _recorded_engine(folder)
     found = {name.removeprefix("engine."): value for name, value in UNRECORDED.items() if recorded} | dict(recorded)
     return {name: found[name] for name in ("compile", "channels_last") if isinstance(found.get(name), bool)}
@@ -211,9 +231,9 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Returns the object in a JSON file of a run, or None if the file does not exist.
+    """Returns the object in a JSON file of a run as a dict, or None if the file does not exist.
 
-    Raises :class:`UserError` if the file does not hold an object with these keys.
+    Raises :class:`UserError` if the file does not hold an object with the keys ``keys``.
     """
     if not path.exists():
         return None
@@ -225,13 +245,14 @@ def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
 
 
 class RoundsFile:
-    """A CSV file to which each round appends a row.
+    """A CSV file of a run, such as metrics.csv, to which each round appends a row.
 
     ``lost`` is the number of missing rows of earlier rounds, and ``digest`` the digest of all rows.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
-        """Opens the file, and removes the rows of rounds after ``after``."""
+        """Opens the CSV file ``path`` of a run that continues after round ``after``, and removes the rows of
+        later rounds."""
         self.path, self.columns = path, columns
         kept = _rows_until(path, after)
         self.lost, self.digest = after - len(kept), RowsDigest(kept)
@@ -258,7 +279,7 @@ class RoundsFile:
 
 
 def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
-    """Returns the rows of a CSV file for rounds up to ``after``."""
+    """Returns the rows of a CSV file for rounds up to ``after``, as texts by column."""
     if not after or not path.exists():
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -267,7 +288,8 @@ def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
 
 
 def check_numbers(path: Path, after: int) -> None:
-    """Raises :class:`UserError` if a CSV file has a cell that is not a number in its rows for rounds up to ``after``.
+    """Raises :class:`UserError` if a CSV file of a run has a cell that is not a number in its rows for rounds up
+    to ``after``.
 
     A run could not be resumed with such rows.
     """
@@ -283,13 +305,17 @@ def check_numbers(path: Path, after: int) -> None:
 
 
 class ParquetRows:
-    """A folder of Parquet files, such as clients.parquet, to which each round appends several rows.
+    """A folder of Parquet files, such as clients.parquet, to which each round appends several rows, such as one for
+    each client.
 
     Each file holds the rows of successive rounds. ``digest`` is the digest of all files.
     """
 
     def __init__(self, path: Path, after: int) -> None:
-        """Opens the folder, and removes the rows of rounds after ``after``."""
+        """Opens the folder ``path`` of Parquet files of a run that continues after round ``after``.
+
+        Rows of later rounds are removed.
+        """
         self.path, self._rows, self._held = path, list[dict[str, Any]](), 0
         path.mkdir(exist_ok=True)
         for part in path.glob("part-*-*.parquet"):
@@ -304,7 +330,8 @@ class ParquetRows:
         self.digest = PartsDigest(path)
 
     def append(self, rows: Mapping[str, Any]) -> None:
-        """Appends the rows of one round.
+        """Appends the rows of one round, such as a row for each client. The rows are written to a file
+        later (:meth:`flush`).
 
         ``rows`` has a list for each column, all of the same length, except that ``round`` is a single number.
         """
@@ -314,7 +341,8 @@ class ParquetRows:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the rows that were appended since the last call into a new file."""
+        """Writes the rows that were appended since the last call into a new Parquet file. Nothing is done if there
+        are none."""
         if not self._rows:
             return
         tables = [
@@ -337,7 +365,10 @@ def _length(rows: Mapping[str, Any]) -> int:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Reads metrics.csv from a run folder. Numbers are exact to the bit, and empty cells are NaN."""
+    """Reads metrics.csv from the run folder ``path`` as a DataFrame with a row for each round.
+
+    Numbers are exact to the bit, and empty cells are NaN.
+    """
     with (path / "metrics.csv").open(encoding="utf-8") as file:
         names = next(csv.reader(file), [])
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}

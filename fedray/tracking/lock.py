@@ -16,11 +16,12 @@ PATIENCE = 20.0
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """Keeps other processes out of ``folder``, which need not exist yet, in a ``with`` statement.
+    """Keeps other processes that use this function out of ``folder``, which need not exist yet, in a
+    ``with`` statement.
 
     The lock ends with this process at the latest, even if it is killed. If another process holds the lock, ``say`` is
     called with a line about that immediately. Raises :class:`UserError` with the text ``busy`` if that process still
-    holds it after ``patience`` seconds, and OSError if the folder can't be written to.
+    holds the lock after ``patience`` seconds, and OSError if the folder can't be written to.
     """
     from filelock import FileLock, Timeout
 

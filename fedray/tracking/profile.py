@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def _left_out(profile: pd.DataFrame) -> str | None:
-    """Returns a line about the first round, which the table leaves out, or None."""
+    """Returns a line about the first round, which the table of a profile leaves out, or None if it is the
+    only round."""
     if len(profile) < 2:
         return None
     first = profile.iloc[0]
@@ -23,9 +24,10 @@ def _left_out(profile: pd.DataFrame) -> str | None:
 
 
 def profile_table(profile: pd.DataFrame) -> Table:
-    """Returns a table of the mean seconds of a round for each purpose, from the rows of profile.csv.
+    """Returns a table for the terminal that shows how many seconds of a round went into each purpose.
 
-    The first round is left out, because it includes things that happen only once.
+    ``profile`` has the rows of profile.csv, one for each round, and the table has their means. The first round is left
+    out, because it includes things that happen only once.
     """
     rows = profile.iloc[1:] if len(profile) > 1 else profile
     means = rows[list(PURPOSES)].mean()

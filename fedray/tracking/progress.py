@@ -17,9 +17,9 @@ shown."""
 
 
 class Display:
-    """Shows a run's progress on ``console``, with messages above it.
+    """Shows a run's progress on the terminal ``console``, with lines for the user above it.
 
-    With ``quiet`` it shows nothing, and passes the messages to ``warn``.
+    With ``quiet`` nothing is shown, and the lines are passed to the function ``warn``.
     """
 
     def __init__(
@@ -40,7 +40,10 @@ class Display:
             console.print(printable(line, console), markup=False)
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
-        """Starts the display of rounds, of which ``done`` were made before. ``metric`` is the task's main metric."""
+        """Starts to show the rounds of a run, of which there are ``rounds``.
+
+        ``done`` rounds were made before, if the run is resumed. ``metric`` is the task's main metric, which is shown.
+        """
         self._metric, self._rounds, self._first, self._began = metric, rounds, done, time.monotonic()
         if done:
             self.say(f"round {done} reached before; going on from its checkpoint")
@@ -56,7 +59,10 @@ class Display:
         self._task = self._bar.add_task("", total=total, completed=done, status="")
 
     def round(self, metrics: Mapping[str, Any]) -> None:
-        """Shows that a round is done. ``metrics`` is its row of metrics.csv."""
+        """Shows on the terminal that a round is done, with its loss and metrics.
+
+        ``metrics`` is the round's row of metrics.csv, by column.
+        """
         number, now = int(metrics["round"]), time.monotonic()
         self._clients += int(metrics["cohort_size"])
         speed = self._clients / max(now - self._began, 1e-9)
@@ -70,8 +76,11 @@ class Display:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[..., dict[str, Any]]]:
-        """Provides, in a ``with`` statement, a function that maps samples from files
-        (:func:`fedray.data.storage.mapping.map_arrays`) and shows how many of them are read."""
+        """Provides, in a ``with`` statement, a function that maps samples from files and shows how many of them
+        are read.
+
+        The function is :func:`fedray.data.storage.mapping.map_arrays` with this display as its ``progress``.
+        """
         from fedray.data.storage.mapping import map_arrays
 
         try:
@@ -80,7 +89,7 @@ class Display:
             self.stop()
 
     def read(self, done: int, total: int) -> None:
-        """Shows how many of all samples have been read from their files."""
+        """Shows that ``done`` of ``total`` samples have been read, while samples are copied into mapped files."""
         if self.quiet:
             return
         now = time.monotonic()
@@ -100,7 +109,7 @@ class Display:
 
 
 def _status(metrics: Mapping[str, Any], metric: str) -> str:
-    """Returns the text about a round: its loss, and the main metric of all models that were evaluated."""
+    """Returns the text about a round: its training loss, and the main metric of all models that were evaluated."""
     shown = {
         "train_loss": "loss",
         f"test_{metric}": metric.replace("_", " "),
@@ -116,18 +125,21 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
 
 
 def printable(line: str, console: Console) -> str:
-    """Returns a line in which characters that the console's encoding lacks are replaced by escapes."""
+    """Returns ``line`` with escapes for the characters that the encoding of the console lacks, so that it can
+    be printed."""
     return line.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
 def number_text(value: float) -> str:
-    """Returns a loss or metric as text, with four digits after the point, or three significant digits if it is
-    small."""
+    """Returns a loss or metric as text for the terminal, with four digits after the point: ``0.7143``.
+
+    Values below 0.001 have three significant digits: ``0.000123``.
+    """
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 
 
 def clock(seconds: float) -> str:
-    """Returns a number of seconds in the form 1:02:03."""
+    """Returns a number of seconds as text: ``1:02:03``, or ``2:03`` for less than an hour."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

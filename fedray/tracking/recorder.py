@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Writes the folder of a run that continues after round ``after``, which is 0 for a new run.
+    """Writes the files of a run into its folder. The run continues after round ``after``, which is 0 for a new run.
 
     ``settings`` is the resolved configuration as YAML, and ``machine`` has facts about the nodes. ``extra_columns`` are
     the columns of metrics.csv after :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are shown in
@@ -62,17 +62,19 @@ class Recorder:
 
     @property
     def rows_lost(self) -> int:
-        """The number of rows of earlier rounds that are missing from metrics.csv."""
+        """The number of earlier rounds, before this run was resumed, whose rows are missing from metrics.csv."""
         return self._metrics.lost
 
     def digests(self) -> dict[str, str]:
-        """Returns the digests of the tables by file name. They may lack the latest records until :meth:`sync` is
-        called."""
+        """Returns the digests of the run's tables, such as metrics.csv, by file name.
+
+        The digests may lack the latest rows until :meth:`sync` is called.
+        """
         tables = (self._metrics, self._profile, self._clients, self._scores, self._layers)
         return {table.path.name: table.digest.value for table in tables if table is not None}
 
     def note(self, line: str) -> None:
-        """Writes a line to log.txt, with the time before it."""
+        """Writes ``line`` to the run's log.txt, with the time before it."""
         with room_for(self.folder.path / "log.txt"):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
             self._log.flush()
@@ -81,8 +83,10 @@ class Recorder:
         return room_for(self.folder.path / "events.out.tfevents")
 
     def withdraw_promise(self, operations: Sequence[str]) -> None:
-        """Records that ``operations`` may give different bits in another run. The summary then does not promise equal
-        bits."""
+        """Notes that ``operations``, which are names of torch's operations, may give different bits in another run.
+
+        The run's summary then does not promise equal bits, and lists the operations.
+        """
         for operation in operations:
             known = self.machine.get("nondeterministic", [])
             if operation not in known:
@@ -90,8 +94,11 @@ class Recorder:
                 self.note(f"warning: bits are not promised: {operation}")
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
-        """Records a finished round. ``row`` is its row of metrics.csv, and ``clients`` has its clients' rows, a list
-        per column."""
+        """Records a finished round in metrics.csv, in clients.parquet and for TensorBoard.
+
+        ``row`` is the round's row of metrics.csv, by column. ``clients`` has the rows of the cohort's clients, a list
+        per column.
+        """
         self._metrics.append(row)
         if self._clients:
             self._clients.append(clients)
@@ -100,20 +107,27 @@ class Recorder:
             self._events.round(row, scores, histograms="test_loss" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
-        """Records rows of evaluation.parquet, given as a list for each column. Does nothing if clients are not
-        scored."""
+        """Appends the scores of clients on their own test shares to evaluation.parquet, a row for each client.
+
+        ``rows`` has a list for each column. Does nothing if clients are not scored in this run.
+        """
         if self._scores:
             self._scores.append(rows)
 
     def layers(self, rows: Mapping[str, Any]) -> None:
-        """Records rows of layers.parquet, given as a list for each column."""
+        """Appends how much each tensor of the server's model has changed in a round to layers.parquet, a row for
+        each tensor.
+
+        ``rows`` has a list for each column. Only runs with ``run.diagnostics`` have this table.
+        """
         assert self._layers is not None
         self._layers.append(rows)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
-        """Records the seconds of a round by purpose in profile.csv, if the run has a profile.
+        """Writes how many seconds a round spent on each purpose into profile.csv, if the run has ``engine.profile``.
 
-        They are counted from the end of the previous round to the end of this one.
+        ``seconds`` has the seconds of each purpose, such as ``gradient``. They are counted from the end of the previous
+        round to the end of this one.
         """
         if self._profile:
             self._profile.append({"round": round, **seconds})
@@ -121,7 +135,8 @@ class Recorder:
                 self._events.profile(round, seconds)
 
     def sync(self) -> None:
-        """Waits until everything that has been recorded is on the disk."""
+        """Waits until all rows of the run's tables that have been recorded are on the disk, as before a checkpoint
+        is written."""
         self._metrics.sync()
         for table in (self._clients, self._scores, self._layers):
             if table:
@@ -130,7 +145,11 @@ class Recorder:
             self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
-        """Writes summary.json, the last file that a run writes. ``facts`` are additional keys of the file."""
+        """Writes summary.json, the last file that a run writes. ``status`` says how the run ended, such
+        as ``completed``.
+
+        ``facts`` are additional keys of the file.
+        """
         self.sync()
         config, path = self.folder.config, self.folder.path
         summary = summarize(read_metrics(path), status, config.run, config.task.metric or "accuracy", config.task.mode)
@@ -153,9 +172,11 @@ class Recorder:
 def summarize(
     metrics: pd.DataFrame, status: str, run: RunConfig, metric: str = "accuracy", mode: str = "max"
 ) -> dict[str, Any]:
-    """Returns the keys of summary.json that are computed from metrics.csv.
+    """Returns the keys of summary.json that are computed from metrics.csv, with their values.
 
-    ``metric`` is the main metric. ``mode`` says whether larger (max) or smaller (min) values of it are better.
+    ``metrics`` is that table, and ``status`` says how the run ended. ``metric`` is the main metric. ``mode`` says
+    whether larger (max) or smaller (min) values of it are better. The keys include ``final``, ``best`` and ``last10``
+    of the main metric on the test set, and the round that reached each of ``run.targets``.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}
@@ -192,7 +213,10 @@ def summarize(
 
 
 def _figures(column: pd.Series[float], mode: str) -> dict[str, float | None]:
-    """Returns the last value of a column, the best, and the mean of the last ten; None where there are no values."""
+    """Returns ``final``, ``best`` and ``last10`` of a column of metrics.csv, which are keys of summary.json.
+
+    They are the last value, the best one, and the mean of the last ten values; None if there are no values.
+    """
     values = column.dropna()
     best = values.min() if mode == "min" else values.max()
     last = values.iloc[-1] if len(values) else math.nan
@@ -204,7 +228,7 @@ def _number(value: float) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that a result depends on."""
+    """Returns the versions, by name, of Python and of the packages that a result depends on, such as torch."""
     found = {"python": platform.python_version()}
     for name in ("fedray", "torch", "numpy", "ray"):
         with contextlib.suppress(PackageNotFoundError):

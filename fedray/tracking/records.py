@@ -23,7 +23,7 @@ FILES = ("partition.parquet", "model.safetensors", "model-best.safetensors")
 
 
 class RowsDigest:
-    """A digest of the rows of a CSV file, which is updated with each new row.
+    """A digest of the rows of a CSV file of a run, such as metrics.csv, which is updated with each new row.
 
     Empty cells and the order of columns make no difference, so that a column may be added to the file.
     """
@@ -34,7 +34,7 @@ class RowsDigest:
             self.add(row)
 
     def add(self, row: Mapping[Any, Any]) -> None:
-        """Adds a row. ``row`` has the texts of its cells by column."""
+        """Updates the digest with the next row of the CSV file. ``row`` has the texts of the cells by column."""
         cells = sorted(f"{name}={value}" for name, value in row.items() if value not in ("", None))
         self._sha256.update("\0".join([*cells, "\n"]).encode(errors="replace"))
 
@@ -44,7 +44,10 @@ class RowsDigest:
 
 
 class PartsDigest:
-    """A digest of a folder of files, each with the rows of some rounds. It is updated with each new file."""
+    """A digest of a folder of Parquet files, such as clients.parquet, which is updated with each new file.
+
+    Each file has the rows of some rounds.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._sha256 = hashlib.sha256()
@@ -52,7 +55,7 @@ class PartsDigest:
             self.add(path)
 
     def add(self, path: Path) -> None:
-        """Adds the file with the next rounds."""
+        """Updates the digest with a file of the folder. Files must be added in the order of their rounds."""
         self._sha256.update(f"{path.name} {sha256_of_file(path)}\n".encode())
 
     @property
@@ -61,9 +64,10 @@ class PartsDigest:
 
 
 def changed(folder: Path, recorded: Any, names: Iterable[str]) -> Iterator[str]:
-    """Yields the files among ``names`` in a run's folder whose digests differ from those in ``recorded``.
+    """Yields the files among ``names`` in a run's folder that are not as the run wrote them.
 
-    Files without a recorded digest, as in runs of older versions of fedray, are not yielded.
+    ``recorded`` are the digests of the files, by name, as summary.json or a checkpoint has them. Files without a
+    recorded digest, as in runs of older versions of fedray, are not yielded.
     """
     for name in names:
         known = recorded.get(name) if isinstance(recorded, Mapping) else None
@@ -72,9 +76,10 @@ def changed(folder: Path, recorded: Any, names: Iterable[str]) -> Iterator[str]:
 
 
 def check_file(folder: Path, name: str) -> None:
-    """Raises :class:`UserError` if a file in ``folder`` differs from the digest in the run's summary.json.
+    """Raises :class:`UserError` if the file ``name`` in the run folder ``folder`` is not as the run wrote it.
 
-    Nothing is checked if there is no readable summary.json.
+    The file is compared with the digest in the run's summary.json. Nothing is checked if there is no
+    readable summary.json.
     """
     try:
         summary = json.loads((folder / "summary.json").read_text())
@@ -85,7 +90,10 @@ def check_file(folder: Path, name: str) -> None:
 
 
 def digest_of(path: Path) -> str | None:
-    """Returns the digest of a file or folder in a run's folder, or None if it does not exist."""
+    """Returns the digest of a file of a run, or of a folder of Parquet files, or None if it does not exist.
+
+    Of a csv file the rows are hashed, and of other files the content.
+    """
     if not path.exists():
         return None
     if path.is_dir():

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class RunResult:
     """The result of a run that has ended, whether it was completed, diverged or was interrupted (``status``).
 
-    ``folder`` is the run's folder, from which everything is read. ``module`` is a function without arguments that makes
-    the model with its initial weights. The results are the properties ``status``, ``summary``, ``metrics``,
+    ``folder`` is the run's folder, from which all results are read. ``module`` is a function without arguments that
+    makes the model with its initial weights. The results are the properties ``status``, ``summary``, ``metrics``,
     ``clients``, ``evaluation`` and ``profile``. :meth:`model` returns the trained model.
 
     Example:
@@ -33,26 +33,36 @@ class RunResult:
 
     @property
     def status(self) -> str:
-        """How the run ended: ``completed``, ``diverged`` or ``interrupted``. It is ``summary["status"]``."""
+        """How the run ended: ``completed``, ``diverged`` or ``interrupted``."""
         return str(self.summary["status"])
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json. The glossary in ``fedray/tracking/README.md`` explains its keys."""
+        """The results of the run in a dict, such as ``final_accuracy`` and ``rounds``. It is the content
+        of summary.json.
+
+        The glossary in ``fedray/tracking/README.md`` explains the keys.
+        """
         found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return found
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """The table metrics.csv, with a row for each round. The glossary in ``fedray/tracking/README.md`` explains its
-        columns."""
+        """A DataFrame with a row for each round, and columns such as ``round``, ``train_loss`` and ``test_accuracy``.
+
+        It is the table metrics.csv. The glossary in ``fedray/tracking/README.md`` explains the columns.
+        """
         from fedray.tracking.folder import read_metrics
 
         return read_metrics(self.folder)
 
     @property
     def clients(self) -> pd.DataFrame:
-        """The table clients.parquet, with a row for each round and client of its cohort."""
+        """A DataFrame with a row for each round and each client of its cohort, sorted by round and client.
+
+        It is the table clients.parquet, with columns such as ``round``, ``client``, ``samples`` and ``steps``. Runs
+        with ``run.log_clients: false`` do not have it.
+        """
         import pandas as pd
 
         table: pd.DataFrame = pd.read_parquet(self.folder / "clients.parquet")
@@ -60,10 +70,12 @@ class RunResult:
 
     @property
     def evaluation(self) -> pd.DataFrame:
-        """The table evaluation.parquet, with a row for each evaluated round and each client scored on its own test
-        share.
+        """A DataFrame with the scores of single clients: a row for each evaluated round and each client that is scored
+        on its own test share.
 
-        Raises :class:`UserError` if ``has_evaluation`` is false.
+        It is the table evaluation.parquet, with the columns ``round``, ``client``, ``test_samples`` and a score for
+        each model, such as ``personal_accuracy``. Raises :class:`UserError` if no clients were scored
+        (``has_evaluation`` is false).
         """
         import pandas as pd
 
@@ -74,8 +86,10 @@ class RunResult:
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether single clients were scored. This needs personal models, ``run.finetune_steps`` or
-        ``run.eval_clients``."""
+        """Whether single clients were scored on their own test shares, so that there is a table :attr:`evaluation`.
+
+        This needs personal models, ``run.finetune_steps`` or ``run.eval_clients``.
+        """
         return any(self._evaluation.glob("part-*.parquet"))
 
     @property
@@ -84,16 +98,20 @@ class RunResult:
 
     @property
     def profile(self) -> pd.DataFrame:
-        """The table profile.csv, with the seconds of each round by purpose.
+        """A DataFrame that shows where the time went: a row for each round, and a column for each purpose with the
+        seconds spent on it.
 
-        Raises FileNotFoundError for a run without ``engine.profile``.
+        It is the table profile.csv. Raises FileNotFoundError for a run without ``engine.profile``.
         """
         import pandas as pd
 
         return pd.read_csv(self.folder / "profile.csv")
 
     def model(self) -> nn.Module:
-        """Returns the final model in evaluation mode. Raises :class:`UserError` if its file is damaged."""
+        """Returns the final model of the run, a ``torch.nn.Module`` in evaluation mode.
+
+        Raises :class:`UserError` if the file of the model is damaged.
+        """
         from safetensors.torch import load_file
 
         from fedray.core.places import Places

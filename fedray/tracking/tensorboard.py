@@ -19,10 +19,10 @@ SKIPPED = ("round", "iterations", "cohort_size")
 
 
 def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -> None:
-    """Writes an event file that declares the hyper-parameters and metrics in TensorBoard's HParams table.
+    """Writes an event file that declares the columns of TensorBoard's HParams table for the runs of a sweep.
 
-    ``folder`` contains the folders of many runs. ``keys`` are the hyper-parameters, and ``columns`` are columns of
-    metrics.csv. If the folder already has such a file, nothing is written.
+    ``folder`` contains the folders of the runs. ``keys`` are the hyper-parameters, and ``columns`` are columns of
+    metrics.csv that are shown beside them. If ``folder`` already has an event file, nothing is written.
     """
     if any(folder.glob("events.out.tfevents.*")):
         return
@@ -50,7 +50,7 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
 
 
 def _without_tensorflow() -> None:
-    """Keeps tensorboard from importing TensorFlow, which takes seconds.
+    """Keeps the package tensorboard from importing TensorFlow, which takes seconds.
 
     If a module named ``notf`` can be imported, tensorboard uses its own file functions instead of TensorFlow's.
     """
@@ -58,7 +58,10 @@ def _without_tensorflow() -> None:
 
 
 class Events:
-    """The event file of a run that continues after round ``after``. Events of later rounds are removed."""
+    """Writes the TensorBoard event file of a run that continues after round ``after``, which is 0 for a new run.
+
+    TensorBoard then ignores events of later rounds that were written before.
+    """
 
     def __init__(self, folder: Path, after: int) -> None:
         _without_tensorflow()
@@ -67,7 +70,11 @@ class Events:
         self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
-        """Writes the scalars of a round and, with ``histograms``, histograms of its clients' values."""
+        """Writes a round's row of metrics.csv, which is ``row``, as TensorBoard scalars.
+
+        ``clients`` has, by column, a list with a value for each client of the cohort. With ``histograms``, a histogram
+        of each list is written as well.
+        """
         step = int(row["round"])
         for name, value in row.items():
             if name not in SKIPPED and value is not None and math.isfinite(value):
@@ -82,12 +89,16 @@ class Events:
                     self._writer.add_histogram(f"clients/{name}", drawn, step)
 
     def profile(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Writes the seconds of a round for each purpose."""
+        """Writes how many seconds round ``step`` spent on each purpose as TensorBoard scalars.
+
+        ``seconds`` has the seconds of each purpose, such as ``gradient``.
+        """
         for purpose, value in seconds.items():
             self._writer.add_scalar(f"profile/{purpose}", value, step)
 
     def end(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Writes the run's row of the HParams table: its settings and its final metrics."""
+        """Writes the run's row of TensorBoard's HParams table: its settings ``values`` and its final ``metrics``, each
+        by name."""
         from torch.utils.tensorboard import summary as summaries
 
         hparams: Any = summaries.hparams

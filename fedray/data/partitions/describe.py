@@ -20,8 +20,11 @@ BINS = 30
 
 
 def describe(data: FederatedData, access: str) -> Iterator[str]:
-    """Yields lines about ``data``: clients, sizes, shapes, classes, and how different the clients are. ``access`` says
-    where the samples are (``data.access``)."""
+    """Yields the lines about ``data`` that ``fedray data info`` prints: clients, sizes, shapes, classes, and how
+    different the clients are.
+
+    ``access`` says where the samples are: ``memory``, ``mapped`` or ``lazy`` (``data.access``).
+    """
     sizes = data.sizes()
     held = sizes[sizes > 0]
     empty = f", of {data.clients:,}" if len(held) < data.clients else ""
@@ -51,11 +54,12 @@ def _about_classes(data: FederatedData) -> Iterator[str]:
 
 
 def label_skew(counts: np.ndarray) -> float:
-    """Returns the mean distance (total variation) between the class distribution of a client and that of all clients.
+    """Returns a measure of label skew: how far, on average, a client's class distribution is from that of all
+    clients together.
 
-    ``counts [N, classes]`` has the number of samples of each client and class. The mean is weighted by the clients'
-    numbers of samples. The distance is half the sum of the absolute differences between the classes' shares: 0 if they
-    are equal, and 1 - s if a client has a single class, which has the share s of all samples.
+    ``counts [N, classes]`` has the number of samples of each client and class. The distance is the total variation,
+    half the sum of the absolute differences between the classes' shares: 0 if they are equal, and 1 - s if a client has
+    a single class, which has the share s of all samples. The mean is weighted by the clients' numbers of samples.
     """
     sizes = counts.sum(axis=1)
     distances = 0.5 * np.abs(counts / sizes[:, None] - counts.sum(axis=0) / sizes.sum()).sum(axis=1)
@@ -68,7 +72,10 @@ def _spread_of(values: np.ndarray, what: str) -> str:
 
 
 def histogram(values: np.ndarray) -> str:
-    """Returns a histogram of ``values`` as a line of bars."""
+    """Returns a histogram of ``values`` as a line of text, such as ``▂▅█▃ ▁``, with a character for each bar.
+
+    A bar without values is a space. The bars have equal widths, from the smallest value to the largest.
+    """
     few = math.ceil(2 * math.sqrt(len(values)))
     counts, _ = np.histogram(values, bins=min(BINS, few, max(1, int(values.max() - values.min()))))
     top = max(1, counts.max())

@@ -34,7 +34,7 @@ def dirichlet(
     min_samples: int = MIN_SAMPLES,
     warn: Note = ignore_note,
 ) -> Split:
-    """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N), so that the clients' sizes vary.
+    """Partitions the samples of each class among the clients in shares q ~ Dir(alpha 1_N), so the clients' sizes vary.
 
     There are three variants, for n samples and N clients:
 
@@ -45,8 +45,9 @@ def dirichlet(
       smallest standard deviation. Clients with more than floor(n/N) samples then give random samples to those with
       fewer, so that all clients have the same number.
 
-    The first two are repeated until every client has ``min_samples`` samples, at most :data:`MAX_DRAWS` times. Raises
-    :class:`UserError` if that is not enough.
+    Without ``rebalanced``, the draw is repeated until every client has ``min_samples`` samples, at most
+    :data:`MAX_DRAWS` times. Raises :class:`UserError` if that is not enough. Returns the sorted indices of each
+    client's samples, where sample j has the class ``labels[j]``.
     """
     supply = np.bincount(labels, minlength=classes)
     if rebalanced:
@@ -73,7 +74,10 @@ def dirichlet(
 
 
 def _counts(supply: np.ndarray, clients: int, alpha: float, capped: bool, rng: np.random.Generator) -> np.ndarray:
-    """Draws counts [clients, classes]: the samples of class c are cut at floor(cumsum(q) * supply[c])."""
+    """Draws the number of samples of each client and class, int64 [clients, classes].
+
+    The samples of class c are cut at floor(cumsum(q) * supply[c]), where q are the clients' shares of the class.
+    """
     counts = np.zeros((clients, len(supply)), dtype=np.int64)
     sizes = np.zeros(clients, dtype=np.int64)
     cap = supply.sum() / clients
@@ -127,18 +131,19 @@ def dirichlet_fixed(
     samples_per_client: int | None = None,
     overlap: bool = False,
 ) -> Split:
-    """Draws class shares q_i ~ Dir(alpha * prior) for each client i, and samples according to them, equally many per
-    client.
+    """Draws class shares q_i ~ Dir(alpha * prior) for each client i, and then equally many samples for each client by
+    its shares.
 
     This is the method of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
-    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. The clients take turns in random order, and take one sample
-    in each turn. If the class that a client draws has run out, the client draws another class by q_i, or uniformly if
-    q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).
+    gives Dir(alpha 1_C) for C classes, as in FedDyn's and Plato's code. The clients take turns in random order, and
+    take one sample in each turn. If the class that a client draws has run out, the client draws another class by q_i,
+    or uniformly if q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).
 
-    With ``overlap``, as in Plato and hence in FedTrip, every client draws from the whole set without replacement, a
-    sample of class c with weight q_i[c].
+    With ``overlap``, as in Plato and hence in FedTrip, clients may share samples: every client draws from the whole set
+    without replacement, a sample of class c with weight q_i[c].
 
-    Raises :class:`UserError` if there are not enough samples, or if ``prior`` does not fit the classes.
+    Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``. Raises
+    :class:`UserError` if there are not enough samples, or if ``prior`` does not fit the classes.
     """
     q = _profiles(clients, classes, alpha, prior, rng)
     if overlap:
@@ -156,11 +161,11 @@ def dirichlet_fixed(
 def _profiles(
     clients: int, classes: int, alpha: float, prior: Sequence[float] | None, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws q [clients, classes], one row for each client.
+    """Draws the class shares q [clients, classes] of all clients, one row for each client.
 
     Entries of 0, from the prior or from underflow, become 1e-200. So no sum of weights is 0, and these classes are
-    drawn uniformly when a client's other classes have run out. Raises :class:`UserError` if ``prior`` does not fit the
-    classes.
+    drawn uniformly when a client's other classes have run out. Raises :class:`UserError` if ``prior`` does not fit
+    the classes.
     """
     weights = np.ones(classes) if prior is None else np.asarray(prior, dtype=np.float64)
     if len(weights) != classes:
@@ -198,7 +203,8 @@ def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.rando
 
 
 def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws a class for each of ``rows`` by the weights q[row] of the classes that are ``left``.
+    """Draws a class for each of ``rows``, which are numbers of clients, by the weights q[row] of the classes that
+    are ``left``.
 
     A uniform number is looked up in the cumulative sums of the weights.
     """
@@ -214,7 +220,8 @@ def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Gene
 
 
 def _draw_weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws ``n`` indices without replacement, where each sample of class c has the weight q[c]. Returns them sorted.
+    """Draws ``n`` samples without replacement, where each sample of class c has the weight q[c], and returns their
+    sorted indices.
 
     If each sample gets an exponential waiting time with its weight as the rate, then the n samples with the shortest
     times are such a draw (Efraimidis and Spirakis 2006). All samples of a class have the same rate q, so the gaps

@@ -16,10 +16,11 @@ from fedray.util.files import replacement_of
 
 @dataclass(frozen=True)
 class Holdings:
-    """The number of samples of each class at each client: ``counts`` int64 [N, classes].
+    """The number of training samples of each class at each client, ``counts`` int64 [N, classes], which a run keeps in
+    its folder.
 
     If samples have no classes, all count as one class. ``classes`` and ``clients`` are the names of classes and
-    clients, or None if they have none.
+    clients, or None if the data have no names for them.
     """
 
     counts: np.ndarray
@@ -35,9 +36,11 @@ class Holdings:
         return cls(counts, data.class_names if data.task == "classification" else None, data.client_names)
 
     def write(self, path: Path) -> None:
-        """Writes the table ``client, class, samples``, with columns of names if there are names.
+        """Writes the number of samples of each class at each client to a Parquet file, from which :meth:`read`
+        restores them.
 
-        Rows with 0 samples are left out, except the row of the last client and the last class: it shows how many
+        The columns are ``client``, ``class`` and ``samples``, and also ``client_name`` and ``class_name`` if there are
+        names. Rows with 0 samples are left out, except the row of the last client and the last class: it shows how many
         clients and classes there are.
         """
         counts = self.counts
@@ -54,7 +57,10 @@ class Holdings:
 
     @classmethod
     def read(cls, path: Path) -> Holdings:
-        """Reads a table written by :meth:`write`. A client or class without samples has its number as its name."""
+        """Reads the number of samples of each class at each client from a Parquet file that :meth:`write` has written.
+
+        If the file has names, a client or class without samples gets its number as its name.
+        """
         table = pq.read_table(path).to_pandas()
         counts = np.zeros((table["client"].max() + 1, table["class"].max() + 1), np.int64)
         counts[table["client"], table["class"]] = table["samples"]

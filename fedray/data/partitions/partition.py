@@ -17,17 +17,19 @@ from fedray.warning import as_warning
 
 
 class Partitioner(NamedTuple):
-    """A kind of partition: a function, and a line about it.
+    """A kind of partition, which is a value of ``data.partition.kind``: the function that makes the partition, and a
+    line about it.
 
-    The function is called with the labels int64 [n], the number of clients and a generator, and with those of these
-    keyword arguments that it takes: options, named like the keys in the section ``data.partition``; ``classes``, the
-    number of classes; ``owners`` int64 [n], the clients that come with the data; ``note`` and ``warn``, functions that
-    take a line for the user. It returns a sorted int64 array of sample indices for each client.
+    The function is called with the labels int64 [n], the number of clients and a generator, and with those of the
+    following keyword arguments that it takes: options, named like the keys in the section ``data.partition``;
+    ``classes``, the number of classes; ``owners`` int64 [n], the clients that come with the data; ``note`` and
+    ``warn``, functions that take a line for the user. It returns a sorted int64 array of sample indices for each
+    client.
 
     Args:
         split: the function.
-        about: what it does, in a line.
-        by_class: whether it uses the samples' classes, which not every task has.
+        about: what the function does, in a line.
+        by_class: whether the function uses the samples' classes, which not every task has.
 
     Example:
         >>> PARTITIONERS["iid"].split(np.zeros(4), 2, np.random.Generator(np.random.Philox(0)))
@@ -45,7 +47,8 @@ class Partitioner(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The configuration keys of the partitioner's options, without ``data.``."""
+        """The configuration keys of the options that this kind of partition takes, without ``data.``, such
+        as ``partition.alpha``."""
         return [_key(name) for name in _OPTIONS if name in self.arguments or name == "min_samples"]
 
 
@@ -82,7 +85,10 @@ def partition(
     owners: np.ndarray | None = None,
     has_classes: bool = True,
 ) -> tuple[Split, tuple[str, ...]]:
-    """Returns the split that ``data`` asks for, and lines for the user about it.
+    """Partitions samples among clients as a configuration asks.
+
+    Returns the sorted indices of each client's samples, a list of int64 arrays, and lines for the user about
+    the partition.
 
     Args:
         labels: the class of each sample, int64 [n].
@@ -120,9 +126,10 @@ def partition(
 
 
 def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
-    """Returns the kind of partition that ``data`` asks for.
+    """Returns the kind of partition that ``data``, a section of the configuration, asks for, such as ``dirichlet``.
 
-    ``auto`` is natural if clients come with the data, else dirichlet if samples have classes, else iid.
+    The kind ``auto`` becomes natural if clients come with the data (``has_owners``), else dirichlet if samples have
+    classes, else iid. Raises :class:`UserError` for an unknown kind.
     """
     kind = data.partition.kind
     if kind == AUTO:
@@ -134,7 +141,7 @@ def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
 
 
 def _options_set(data: DataConfig, kind: str) -> dict[str, Any]:
-    """Returns the options that differ from their defaults.
+    """Returns the options of the partition that differ from their defaults, as values by name.
 
     Options at their defaults are left out because a resolved configuration, which contains all of them, must be
     accepted. Raises :class:`UserError` for an option that ``kind`` does not take.
@@ -156,7 +163,10 @@ def _options_set(data: DataConfig, kind: str) -> dict[str, Any]:
 
 
 def resolved_defaults(kind: str) -> dict[str, Any]:
-    """Returns the values that the options of ``kind`` take if they are null in a :class:`PartitionConfig`, by name."""
+    """Returns the values that null stands for in the options of the partition ``kind``, as a dict by option name.
+
+    For example, ``dirichlet`` gives ``alpha`` and ``min_samples``. Options for which null means no value are left out.
+    """
     parameters = inspect.signature(PARTITIONERS[kind].split).parameters
     unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]
     stands_for = {name: parameters[name].default for name in unset if name in parameters}

@@ -27,12 +27,13 @@ Note = Callable[[str], None]
 
 
 def ignore_note(_: str) -> None:
-    """Ignores a note; the default of ``note`` and ``warn``."""
+    """Does nothing with a line for the user. It is the default of ``note`` and ``warn``, which partitioners call."""
 
 
 def equal_share(total: int, clients: int, samples_per_client: int | None) -> int:
-    """Returns the number of samples of each client: ``samples_per_client``, or else floor(total / clients).
+    """Returns how many samples each client gets in a partition in which all get equally many and share none.
 
+    This is ``samples_per_client``, or floor(``total`` / ``clients``) if it is None. ``total`` is the number of samples.
     Raises :class:`UserError` if there are not enough samples.
     """
     if samples_per_client is None:
@@ -46,9 +47,10 @@ def equal_share(total: int, clients: int, samples_per_client: int | None) -> int
 
 
 def overlap_share(total: int, samples_per_client: int | None) -> int:
-    """Returns ``samples_per_client`` for a partition in which clients may share samples.
+    """Checks ``samples_per_client`` for a partition in which clients may share samples, and returns it.
 
-    Raises :class:`UserError` if it is None, or larger than ``total``.
+    ``total`` is the number of samples from which each client draws. Raises :class:`UserError` if ``samples_per_client``
+    is None, or larger than ``total``.
     """
     if samples_per_client is None:
         raise UserError("data.partition.overlap needs data.samples_per_client: how many samples each client draws")
@@ -65,9 +67,11 @@ def iid(
     samples_per_client: int | None = None,
     overlap: bool = False,
 ) -> Split:
-    """Shuffles the samples and cuts them into parts whose sizes differ by one at most.
+    """Shuffles the samples and cuts them into one part for each client. The parts' sizes differ by one at most.
 
-    With ``overlap`` each client draws its samples from the whole set, without replacement.
+    With ``samples_per_client`` all parts have that size. With ``overlap`` each client instead draws this many samples
+    from the whole set, without replacement, and clients may share samples. ``labels`` only says how many samples there
+    are. Returns the sorted indices of each client's samples.
     """
     total = len(labels)
     if overlap:
@@ -91,12 +95,14 @@ def label_skew(
     on_empty: str = "shrink",
     warn: Note = ignore_note,
 ) -> Split:
-    """Gives each client x classes, with the same number of samples of each (pFedMo's x-class non-i.i.d. data).
+    """Gives each client x = ``classes_per_client`` classes, with the same number of samples of each (pFedMo's x-class
+    non-i.i.d. data).
 
     ``assign`` says how the classes of a client are chosen: ``random`` draws them uniformly, as in pFedMo's paper;
-    ``balanced`` gives client i class i mod classes and draws the others, as NIID-Bench does. ``on_empty`` says what
-    happens if a class has too few samples: with ``shrink`` all clients get fewer samples, with ``fill`` a client takes
-    more of its other classes, and ``error`` raises. If x is the number of classes, the split is i.i.d. in equal parts.
+    ``balanced`` gives client i class i mod classes and draws its other classes, as NIID-Bench does. ``on_empty`` says
+    what happens if a class has too few samples: with ``shrink`` all clients get fewer samples, with ``fill`` a client
+    takes more of its other classes, and ``error`` raises. If x is the number of classes, the split is i.i.d. in equal
+    parts. Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``.
     """
     x = classes_per_client
     if x is None:
@@ -137,7 +143,7 @@ def label_skew(
 
 
 def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
-    """Returns counts [clients, classes] that divide n samples of each client evenly among its classes.
+    """Returns counts [clients, classes] that divide ``n`` samples of each client evenly among its classes.
 
     ``held`` [clients, x] has the classes of each client.
     """
@@ -150,7 +156,8 @@ def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
 def _fill_up(counts: np.ndarray, held: np.ndarray, supply: np.ndarray, n: int) -> None:
     """Lowers the counts of each class to its supply, and replaces the lost samples by others of the client's classes.
 
-    Changes ``counts`` in place. Raises :class:`UserError` if a client's classes have too few samples.
+    ``counts`` [clients, classes] is changed in place. Raises :class:`UserError` if a client's classes have too
+    few samples.
     """
     for c in np.flatnonzero(counts.sum(axis=0) > supply):
         counts[:, c] = largest_remainder(counts[:, c] * (supply[c] / counts[:, c].sum()), supply[c])
@@ -180,7 +187,8 @@ def quantity_skew(
 ) -> Split:
     """Gives client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
-    If there are fewer samples than the sum of the sizes, all sizes are scaled down in proportion.
+    If there are fewer samples than the sum of the sizes, all sizes are scaled down in proportion. Returns the sorted
+    indices of each client's samples, where sample j has the class ``labels[j]``.
     """
     if sizes is None:
         raise UserError("data.partition.kind=quantity_skew needs data.partition.sizes: the samples of each client")
@@ -216,10 +224,12 @@ def shards(
     samples_per_client: int | None = None,
     warn: Note = ignore_note,
 ) -> Split:
-    """Sorts the samples by label, cuts them into equal shards and assigns these to clients at random.
+    """Sorts the samples by label, cuts them into equal shards, and gives each client ``shards_per_client``
+    random shards.
 
     This is the method of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first.
-    Samples that are left over are not used.
+    Samples that are left over are not used. Returns the sorted indices of each client's samples, where sample j has the
+    class ``labels[j]``.
     """
     n = equal_share(len(labels), clients, samples_per_client)
     size = n // shards_per_client
@@ -249,9 +259,10 @@ def orthogonal(
 ) -> Split:
     """Puts client i into cluster i mod ``clusters``; no two clusters share a class (FedTrip, Plato).
 
-    The classes of a cluster are a contiguous block. Each client draws its samples uniformly from its cluster, and all
-    clients draw the same number. With ``overlap`` (as in Plato) two clients may hold the same sample; without it, they
-    may not. If ``samples_per_client`` is None, the number is the largest for which every cluster has enough samples.
+    The classes of a cluster are a contiguous block. Each client draws its samples uniformly from those of its cluster's
+    classes, and all clients draw the same number. With ``overlap`` (as in Plato) two clients may hold the same sample;
+    without it, they may not. If ``samples_per_client`` is None, the number is the largest for which every cluster has
+    enough samples. Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``.
     """
     if clusters > classes:
         raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")
@@ -293,11 +304,13 @@ def natural(
     note: Note = ignore_note,
     warn: Note = ignore_note,
 ) -> Split:
-    """Partitions the samples by the clients that come with the data, ``owners`` int64 [n], in the order of their ids.
+    """Partitions the samples among the clients that come with the data.
 
-    ``clients`` is not used. Clients with fewer than ``min_samples`` samples are left out. ``max_clients`` limits the
-    number of clients and ``max_samples`` the number of samples of each; if there are more, they are drawn at random.
-    None is no limit.
+    ``owners`` int64 [n] has the client of each sample. The result has the sorted indices of each client's samples, in
+    the order of the clients' numbers. Clients with fewer than ``min_samples`` samples are left out. ``max_clients``
+    limits the number of clients and ``max_samples`` the number of samples of each client; None is no limit. Where
+    there are more clients or samples, as many as the limit allows are drawn at random. ``labels`` and ``clients`` are
+    not used.
     """
     if owners is None:
         raise UserError("data.partition.kind=natural needs a source that says whose each sample is (client_train)")

@@ -11,13 +11,20 @@ Split = list[np.ndarray]
 
 
 def class_pools(labels: np.ndarray, classes: int) -> Split:
-    """Returns the sorted indices of the samples of each class 0..classes-1."""
+    """Returns the sorted indices of the samples of each class: a list with an int64 array for each class 0..classes-1.
+
+    ``labels`` int64 [n] has the class of each sample.
+    """
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
 def by_owner(owner: np.ndarray, clients: int) -> Split:
-    """Returns the split in which sample j belongs to client ``owner[j]``, or to no client if that is negative."""
+    """Turns the client of each sample into the samples of each client: a list with a sorted array of indices
+    per client.
+
+    Sample j belongs to client ``owner[j]``, or to no client if ``owner[j]`` is negative.
+    """
     # a stable sort leaves each client's indices in order
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner, np.arange(clients + 1), sorter=order)
@@ -27,8 +34,9 @@ def by_owner(owner: np.ndarray, clients: int) -> Split:
 def partition_by_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Split:
     """Partitions samples at random, with given numbers of samples per client and class.
 
-    Client i gets ``counts[i, c]`` samples of class c, and no two clients get the same sample. ``labels`` is int64 [n],
-    and ``counts`` int64 [clients, classes]. No column of ``counts`` may have a larger sum than the class has samples.
+    Client i gets ``counts[i, c]`` samples of class c, and no two clients get the same sample. ``labels`` int64 [n] has
+    the class of each sample, and ``counts`` is int64 [clients, classes]. No column of ``counts`` may have a larger sum
+    than the class has samples. Returns the sorted indices of each client's samples.
     """
     owner = np.full(len(labels), -1)
     for c, pool in enumerate(class_pools(labels, counts.shape[1])):
@@ -38,7 +46,8 @@ def partition_by_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.G
 
 
 def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarray:
-    """Rounds ``quotas`` [..., k] to whole numbers, int64 [..., k], whose last axis sums to ``totals`` [...].
+    """Rounds ``quotas`` [..., k] to whole numbers, int64 [..., k], so that they sum to ``totals`` [...] along the
+    last axis.
 
     This is Hamilton's method: every quota is rounded down, and then the quotas with the largest remainders are raised
     by one until the sum is right. In a tie the first ones are raised. Quotas 1.5, 1.5, 2.0 with total 5 become 2, 1, 2.
@@ -51,21 +60,25 @@ def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarra
 
 
 def draw_each(pool: np.ndarray, clients: int, samples: int, rng: np.random.Generator) -> Split:
-    """Draws ``samples`` of ``pool`` for each client, without replacement, and returns their sorted indices.
+    """Draws ``samples`` of the indices in ``pool`` for each client, without replacement. Different clients may draw
+    the same index.
 
-    Different clients may draw the same sample.
+    Returns a list with a sorted int64 array for each client.
     """
     return [np.sort(pool[rng.choice(len(pool), samples, replace=False, shuffle=False)]) for _ in range(clients)]
 
 
 def indices_and_offsets(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a split as two int64 arrays: client i has the samples ``indices[offsets[i]:offsets[i + 1]]``."""
+    """Joins the indices of each client's samples into two int64 arrays, ``indices`` and ``offsets``.
+
+    Client i has the samples ``indices[offsets[i]:offsets[i + 1]]``.
+    """
     offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.int64), *split]), offsets
 
 
 def number_of_samples(count: int) -> str:
-    """Returns a number of samples in words: no samples, 1 sample, 2 samples.
+    """Returns a number of samples as text for a message: no samples, 1 sample, 2 samples.
 
     >>> number_of_samples(0)
     'no samples'

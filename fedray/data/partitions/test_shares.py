@@ -14,11 +14,12 @@ from fedray.errors import UserError
 
 
 def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
-    """Returns ``data`` with a test share for each client: the source's own, or else a share by class.
+    """Returns ``data`` with a test share for each client, which are the test samples on which that client is scored.
 
-    If samples have no classes, all count as one class. The test samples of a class are partitioned among the clients in
-    proportion to their training samples of that class (by largest remainder, ties at random). If no client has the
-    class, they are in no share. So no two clients share a test sample, and with many clients the shares are small.
+    If the source says whose each test sample is, these are the shares. Otherwise they go by class. The test samples of
+    a class are partitioned among the clients in proportion to their training samples of that class (by largest
+    remainder, ties at random); they are in no share if no client has the class. If samples have no classes, all count
+    as one class. So no two clients share a test sample, and with many clients the shares are small.
 
     A client with training samples whose share is smaller than ``least`` gets a new share of exactly that size. It is
     drawn without replacement from the test samples of the client's classes, in proportion to its training samples.
@@ -46,8 +47,10 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
 
 
 def _partition_by_class(data: FederatedData, seed: int) -> Split:
-    """Partitions the test samples of each class among the clients, in proportion to their training samples of that
-    class."""
+    """Partitions the test samples of each class among the clients.
+
+    Each client's part is in proportion to the number of training samples that it holds of the class.
+    """
     rng = stream(seed, Purpose.PARTITION, 1)
     clients = data.clients
     holder = np.repeat(np.arange(clients), data.sizes())
@@ -64,7 +67,10 @@ def _partition_by_class(data: FederatedData, seed: int) -> Split:
 
 
 def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size: int) -> np.ndarray:
-    """Draws a share of ``size`` test samples for a client; ``pools`` are the test samples of each class."""
+    """Draws a share of ``size`` test samples for a client, and returns their sorted indices.
+
+    ``pools`` are the indices of the test samples of each class.
+    """
     rng = stream(seed, Purpose.EVALUATION, 1, client)
     labels = data.labels
     counts = np.bincount(labels.train[data.client(client)], minlength=labels.classes)
@@ -84,9 +90,10 @@ def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size:
 
 
 def draw_eval_clients(data: FederatedData, seed: int, wanted: int | Literal["all"]) -> np.ndarray:
-    """Returns the sorted ids of ``wanted`` clients that hold samples, or of all such clients.
+    """Draws the clients that are scored one by one (``run.eval_clients``), and returns their sorted numbers, int64.
 
-    The draw depends on ``seed`` alone. Raises :class:`UserError` if there are fewer such clients.
+    The draw is among the clients that hold samples, and ``wanted`` is the number of clients to draw, or ``all``. It
+    depends on ``seed`` alone. Raises :class:`UserError` if fewer clients hold samples.
     """
     present = np.flatnonzero(data.sizes())
     if wanted == "all":

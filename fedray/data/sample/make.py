@@ -31,7 +31,7 @@ def main(root: str) -> None:
 
 
 def idx_file(array: np.ndarray) -> bytes:
-    """Returns a uint8 array as a gzipped idx file."""
+    """Returns the bytes of a gzipped idx file that holds ``array``, uint8 of any shape. They contain no time stamp."""
     buffer = io.BytesIO()
     with gzip.GzipFile("", "wb", compresslevel=9, fileobj=buffer, mtime=0) as file:
         file.write(bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes())

@@ -13,12 +13,12 @@ from fedray.errors import UserError
 
 
 def column_array(column: pa.ChunkedArray | pa.Array, name: str, first: int = 0) -> np.ndarray:
-    """Returns an Arrow column as an array: ``[n]`` for numbers, names or dates, and ``[n, ...]`` for sequences.
+    """Returns a column of an Arrow table as an array: ``[n]`` for numbers, names or dates, and ``[n, ...]``
+    for sequences.
 
-    ``name`` is what messages call the column, and ``first`` is the number of its first row.
-
-    Raises :class:`UserError`, which names the row, for a missing value, a NaN, or sequences of different lengths; and
-    for a column of any other type.
+    ``name`` is what messages call the column, and ``first`` is the number of its first row, from which rows in messages
+    are counted. Raises :class:`UserError`, which names the row, for a missing value, a NaN, or sequences of different
+    lengths; and for a column of any other type.
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # older versions of Arrow leave extension types in chunks
@@ -59,7 +59,8 @@ def _refuse_missing(array: Any, name: str, first: int, per_row: int) -> None:
 
 
 def _length(array: Any, name: str, first: int, per_row: int) -> int:
-    """Returns the common length of all sequences."""
+    """Returns the common length of all sequences in an Arrow array. Raises :class:`UserError` if their
+    lengths differ."""
     lengths = np.asarray(pc.list_value_length(array))
     other = lengths != lengths[0]
     if other.any():

@@ -35,14 +35,14 @@ deviation within an image.
 
 
 class Cifar(NamedTuple):
-    """How a data set is published.
+    """How CIFAR-10 or CIFAR-100 is published: the names of its files and folders, and its labels.
 
     Args:
-        name: the name of the source.
-        torchvision: the name of its class in torchvision.
+        name: the name of the source in fedray.
+        torchvision: the name of the data set's class in torchvision.
         parts: the names of its files without endings, with the test file last.
         binary, python: the folders of its binary layout and of its python layout.
-        classes: the number of classes for each label of an image.
+        classes: the number of classes for each label of an image; CIFAR-100 has a coarse and a fine label.
         keys: the names of these labels in the python layout.
     """
 
@@ -66,20 +66,27 @@ HUNDRED = Cifar(
 
 
 def cifar10(root: str | None, normalization: str = "default") -> Source:
-    """Loads CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
+    """Loads CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images, uint8 [3, 32, 32], in 10 classes.
+
+    The files are read from the folder ``root``, or else found on this machine or downloaded. ``normalization`` says how
+    pixels are scaled (``data.normalization``).
+    """
     return _load(TEN, root, 0, *OF_TEN[normalization])
 
 
 def cifar100(root: str | None, variant: str, normalization: str = "default") -> Source:
-    """Loads CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32].
+    """Loads CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images, uint8 [3, 32, 32].
 
-    It has 100 classes if ``variant`` is ``fine``, and 20 if it is ``coarse``.
+    There are 100 classes if ``variant`` is ``fine``, and 20 if it is ``coarse``. The files are read from the folder
+    ``root``, or else found on this machine or downloaded. ``normalization`` says how pixels are scaled
+    (``data.normalization``).
     """
     return _load(HUNDRED, root, ("coarse", "fine").index(variant), *OF_HUNDRED[normalization])
 
 
 def _load(published: Cifar, root: str | None, label: int, mean: np.ndarray, std: np.ndarray) -> Source:
-    """Loads a data set. ``label`` is the position, among an image's labels, of the one that is used as its class."""
+    """Loads CIFAR-10 or CIFAR-100. ``label`` is the position, among an image's labels, of the one that is used as
+    its class."""
 
     def download(folder: Path) -> None:
         from torchvision import datasets
@@ -104,9 +111,10 @@ def _load(published: Cifar, root: str | None, label: int, mean: np.ndarray, std:
 
 
 def read_batch(published: Cifar, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n, kinds] from a file in the binary or the python layout.
+    """Reads a file of CIFAR-10 or CIFAR-100 in the binary or the python layout.
 
-    Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
+    Returns the images, uint8 [n, 3, 32, 32], and their labels, int64 [n, kinds], where ``kinds`` is 1 for CIFAR-10 and
+    2 for CIFAR-100. Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
     """
     with reading(path, f"batch of CIFAR-{max(published.classes)}", Exception):  # a damaged pickle can raise any error
         content = path.read_bytes()

@@ -27,15 +27,14 @@ LISTED = 20
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table: the one with the targets, the one with the clients, and those with the inputs.
+    """The roles of a table's columns: the one with the targets, the one with the clients, and those with the inputs.
 
     Args:
         target: the column with the targets.
         client: the column with the clients. If it is None, this is :data:`CLIENT`, if the table has such a column.
         inputs: the columns with the inputs; None for all other columns.
         target_key, client_key, inputs_key: what messages call these settings: keys of the configuration, or arguments
-            of
-            simulate().
+            of simulate().
 
     Example:
         >>> Columns(target="price", client="town").find(["rooms", "area", "town", "price"], "visits.csv", needed=True)
@@ -51,13 +50,14 @@ class Columns:
 
     @classmethod
     def of(cls, data: DataConfig) -> Columns:
-        """Returns the columns that a configuration names."""
+        """Returns the columns that a configuration names in its section ``data``: ``target_column``, ``client_column``
+        and ``input_columns``."""
         inputs = None if data.input_columns is None else tuple(data.input_columns)
         return cls(data.target_column, data.client_column, inputs)
 
     @property
     def keys_set(self) -> list[str]:
-        """The keys of the configuration that are not at their defaults."""
+        """The keys among ``target_key``, ``client_key`` and ``inputs_key`` whose columns the user has set."""
         changed = {
             self.target_key: self.target != TARGET_COLUMN,
             self.client_key: self.client is not None,
@@ -66,7 +66,10 @@ class Columns:
         return [key for key, is_set in changed.items() if is_set]
 
     def require(self, there: Sequence[Any], name: str, column: str, key: str) -> None:
-        """Raises :class:`UserError` if the table ``name``, whose columns are ``there``, lacks ``column``."""
+        """Raises :class:`UserError` if the table called ``name``, which has the columns ``there``, lacks ``column``.
+
+        ``key`` is the setting that asks for the column; the message names it.
+        """
         if column not in there:
             known = list(map(str, there))
             shown = known if len(known) <= LISTED or closest(column, known) else []
@@ -75,9 +78,9 @@ class Columns:
     def find_client(self, there: Sequence[Any], name: str, needed: bool) -> str | None:
         """Returns the name of the column with the clients, or None if the table has none.
 
-        ``needed`` is false for a test set, which need not have the column that the user named. Raises
-        :class:`UserError` if a needed column is missing, or if the table has no column :data:`CLIENT` but one with a
-        similar name.
+        ``there`` are the table's columns, and ``name`` is what messages call the table. ``needed`` is false for a test
+        set, which need not have the column that the user named. Raises :class:`UserError` if a needed column is
+        missing, or if the table has no column :data:`CLIENT` but one with a similar name.
         """
         if self.client is not None:
             if needed:
@@ -95,9 +98,11 @@ class Columns:
         return None
 
     def find(self, there: Sequence[Any], name: str, needed: bool) -> tuple[str | None, list[Any]]:
-        """Returns the column with the clients, and the columns with the inputs.
+        """Finds out which columns of a table hold the clients and the inputs.
 
-        The first is None if there is no such column (:meth:`find_client`). Raises :class:`UserError` if a column is
+        ``there`` are the table's columns, and ``name`` is what messages call the table. ``needed`` is false for a test
+        set, which need not have a column of clients. Returns the column with the clients, or None if there is none
+        (:meth:`find_client`), and the list of columns with the inputs. Raises :class:`UserError` if a column is
         missing, is named twice, or has two roles.
         """
         self.require(there, name, self.target, self.target_key)
@@ -121,11 +126,12 @@ class Columns:
 
 
 def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, str]) -> Sequence[Any]:
-    """Returns ``wanted``, the input columns of the training set, after checking that a test set has the same ones.
+    """Checks that a test set has the same input columns as the training set, and returns them in the training
+    set's order.
 
-    ``there`` are the columns of the test set. The order is the training set's, because a model knows its inputs by
-    their order. ``names`` are what messages call the two sets. Raises :class:`UserError` if one set has a column that
-    the other lacks.
+    ``wanted`` are the input columns of the training set, and ``there`` those of the test set. The order matters because
+    a model knows its inputs by their order. ``names`` are what messages call the two sets. Raises :class:`UserError` if
+    one set has a column that the other lacks.
     """
     lacking = [str(column) for column in wanted if column not in there]
     surplus = [str(column) for column in there if column not in wanted]
@@ -138,10 +144,11 @@ def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, s
 
 
 def held_out(count: int, groups: Any = None) -> np.ndarray:
-    """Returns which of ``count`` samples are test samples, as booleans: every fifth sample of each group, in their
-    order.
+    """Chooses test samples where data come without a test set: every fifth sample of each group, in the order of
+    the samples.
 
-    ``groups`` has the group of each sample, such as its client. Without it all samples are one group.
+    Returns booleans [count], which are true for the test samples. ``groups`` has the group of each sample, such as its
+    client. Without it all samples are one group.
     """
     codes = np.zeros(count, np.int64) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     order = np.argsort(codes, kind="stable")
@@ -152,10 +159,11 @@ def held_out(count: int, groups: Any = None) -> np.ndarray:
 
 
 def divide(count: int, clients: Any, where: Any, lacks: str) -> tuple[np.ndarray, str]:
-    """Returns which of ``count`` rows are test rows (:func:`held_out`), and a line about it for the user.
+    """Chooses test rows for data without a test set: every fifth row, or every fifth row of each client.
 
-    ``clients`` has the client of each row, or is None. In messages ``where`` is the name of the data, and ``lacks`` is
-    what they lack, such as a test set. Raises :class:`UserError` if no row is a test row.
+    Returns booleans [count], which are true for the test rows, and a line about the choice for the user. ``clients``
+    has the client of each row, or is None. In messages ``where`` is the name of the data, and ``lacks`` is what the
+    data lack, such as ``test set``. Raises :class:`UserError` if there are too few rows for a test row.
     """
     tests = held_out(count, clients)
     if not tests.any():

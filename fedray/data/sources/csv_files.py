@@ -31,11 +31,11 @@ EXACT: dict[str, Any] = {} if PANDAS > (3, 0) else {"float_precision": "round_tr
 
 
 def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Reads ``train.csv`` and ``test.csv`` in the folder ``root``, or one csv file ``root``.
+    """Reads the user's tables: ``train.csv`` and ``test.csv`` in the folder ``root``, or one csv file ``root``.
 
     In a single file every fifth row is a test row; if there are clients, every fifth row of each client. ``columns``
-    says which columns hold what. Inputs must be numeric, and become float32. ``kind`` and ``ignored`` are ``task.kind``
-    and ``task.ignore_index``.
+    says which columns hold the targets, the clients and the inputs. Inputs must be numeric, and become float32.
+    ``kind`` and ``ignored`` are the configuration's ``task.kind`` and ``task.ignore_index``.
 
     Raises :class:`UserError`, which names the file and, where possible, the column and the row.
     """
@@ -70,7 +70,7 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
 
 
 def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFrame:
-    """Reads a csv file. Targets and clients stay texts. Raises :class:`UserError` if one of them is empty."""
+    """Reads a csv file. Targets and clients stay texts. Raises :class:`UserError` if a target or a client is empty."""
     there = _header(path)
     client, inputs = columns.find(there, str(path), has_clients)
     if "" in inputs:

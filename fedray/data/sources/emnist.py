@@ -29,11 +29,12 @@ ones."""
 
 
 def emnist(root: str | None, variant: str) -> Source:
-    """Loads the variant ``variant`` (``data.variant``) of EMNIST: images uint8 [1, 28, 28], upright.
+    """Loads EMNIST, handwritten digits and letters: images uint8 [1, 28, 28], upright, in 47 or 62 classes.
 
-    In the published files each image is transposed; this is undone here. ``scale`` and ``shift`` are computed from the
-    mean and standard deviation of the training samples. Raises :class:`UserError` for files that are missing or
-    damaged.
+    ``variant`` is ``data.variant``, such as ``balanced``; with ``femnist`` each writer is a client. The files are read
+    from the folder ``root``, or else found on this machine or, except for ``femnist``, downloaded. In the published
+    files each image is transposed; this is undone here. ``scale`` and ``shift`` are computed from the mean and standard
+    deviation of the training samples. Raises :class:`UserError` for files that are missing or damaged.
     """
     if variant == "femnist":
         names, fields = BY_CLASS, read_leaf("femnist", root, _encode)

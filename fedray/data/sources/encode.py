@@ -24,14 +24,16 @@ def encode(
     names_key: str = "class_names",
     lenient: Sequence[str] = (),
 ) -> tuple[dict[str, np.ndarray], Names | None]:
-    """Returns the labels of each array in ``given`` as int64 [n], and the names of the classes.
+    """Turns the labels of several arrays, which may be names, into numbers of classes.
 
-    Labels that are whole numbers are not changed; their classes have names only if ``names`` is given. Labels that are
-    names are numbered in the order of ``names``, which messages call ``names_key``. Without ``names`` they are numbered
-    in the order of the first array's pandas categories, if it has such, or else in sorted order. In the arrays listed
-    in ``lenient``, an unknown name becomes -1.
+    Returns the labels of each array in ``given`` as int64 [n], by the name of the array, and the names of the classes.
+    Labels that are whole numbers are not changed; their classes have names only if ``names`` is given, and otherwise
+    None is returned for the names. Labels that are names are numbered in the order of ``names``, which messages call
+    ``names_key``. Without ``names`` they are numbered in the order of the first array's pandas categories, if it has
+    such, or else in sorted order. In the arrays listed in ``lenient``, an unknown name becomes -1.
 
-    Raises :class:`UserError`, which names array and row, for a missing label, a fraction, or an unknown name.
+    Raises :class:`UserError`, which begins with ``where`` and names array and row, for a missing label, a fraction, or
+    an unknown name.
     """
     first = next(iter(given))
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
@@ -62,9 +64,12 @@ def encode(
 def encode_clients(
     where: str, train: Any, test: Any = None, names: Sequence[str] | None = None
 ) -> tuple[np.ndarray, np.ndarray | None, Names | None]:
-    """Returns ``client_train`` and ``client_test`` as int64 [n], and the clients' names if they are not just numbers.
+    """Turns the clients of training and test samples, which may be names, into numbers.
 
-    They are numbered as labels are (:func:`encode`). Test samples of clients without training samples get -1.
+    Returns ``client_train`` and ``client_test`` as int64 [n], and the clients' names, or None if they are just
+    numbers. Clients are numbered as labels are (:func:`encode`). Test samples of clients without training samples get
+    -1; ``client_test`` is None if ``test`` is. Raises :class:`UserError`, which begins with ``where``, for a client
+    that is wrong.
     """
     given = {"client_train": train} | ({} if test is None else {"client_test": test})
     arrays, known = encode(where, given, names, "client_names", lenient=("client_test",))
@@ -84,9 +89,10 @@ def _texts(names: Sequence[Any] | None) -> Names | None:
 
 
 def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
-    """Returns ``values`` as int64 [n].
+    """Converts ``values`` to int64 [n], if this changes no value.
 
-    Raises :class:`UserError`, which names the row, for a value that the conversion would change, such as a fraction.
+    Raises :class:`UserError`, which begins with ``where``, calls the values ``key`` and names the row, for a value that
+    the conversion would change, such as a fraction.
     """
     values = _column(where, key, values)
     if values.dtype.kind == "O":
@@ -105,10 +111,11 @@ def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
 
 
 def names_of(where: str, key: str, values: Any) -> list[Any]:
-    """Returns the different names among ``values``.
+    """Returns the different names among ``values``, which are labels or clients, in the order in which they
+    are numbered.
 
-    They are in the order of the pandas categories, if there are any. Otherwise false comes before true, and all other
-    names are sorted.
+    This is the order of the pandas categories, if there are any. Otherwise false comes before true, and all other names
+    are sorted. In messages ``where`` and ``key`` say which values these are.
     """
     categories = _categories(values)
     if categories is not None:
@@ -128,12 +135,19 @@ def _categories(values: Any) -> Any:
 
 
 def array_or_categories(where: str, key: str, values: Any) -> Any:
-    """Returns a categorical pandas column as it is, and other ``values`` as an array."""
+    """Returns ``values`` as an array, or unchanged if they are a categorical pandas column, which keeps the order of
+    its names.
+
+    In messages ``where`` and ``key`` say which values these are.
+    """
     return as_array(where, key, values) if _categories(values) is None else values
 
 
 def are_names(values: Any) -> bool:
-    """Returns whether ``values`` are names, which have to be numbered: texts, dates, booleans or pandas categories."""
+    """Returns whether ``values``, which are labels or clients, are names that have to be numbered.
+
+    Texts, dates, booleans and pandas categories are names.
+    """
     if _categories(values) is not None:
         return True
     values = np.asarray(values)

@@ -16,12 +16,13 @@ _STORED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtyp
 
 
 def read_features(where: str, name: str, x: Any, samples: int) -> Any:
-    """Returns inputs as arrays ``[n, ...]``, in the structure that ``x`` has.
+    """Reads the inputs of samples, as a user or a source gives them, into arrays ``[n, ...]``, in the structure that
+    ``x`` has.
 
     Floats become float32; uint8, other whole numbers, booleans and complex numbers keep their values. A dict holds the
     named inputs of the model. A tuple holds its positional inputs, unless it has ``samples`` elements: then the
-    elements are the samples. Raises :class:`UserError`, which names the array and the row, for anything that can't be
-    used.
+    elements are the samples. Inputs that are read one by one are returned unchanged. Raises :class:`UserError`, which
+    begins with ``where`` and names the array (``name``) and the row, for anything that can't be used.
     """
     if form_of(x) is not x:
         return x
@@ -35,9 +36,10 @@ def read_features(where: str, name: str, x: Any, samples: int) -> Any:
 
 
 def form_of(x: Any) -> Any:
-    """Returns arrays ``[n, ...]`` that show the shapes and types of inputs.
+    """Returns arrays ``[n, ...]`` that show the shapes and types of the inputs ``x``.
 
-    These are the inputs themselves if they are arrays, and the first item if items are read when they are used.
+    These are the inputs themselves if they are in memory. If items are read when they are used, this is the first item,
+    with n = 1.
     """
     return getattr(x, "first", x)
 
@@ -67,9 +69,10 @@ def _read_array(where: str, name: str, x: Any) -> np.ndarray:
 
 
 def as_array(where: str, name: str, values: Any) -> np.ndarray:
-    """Returns ``values`` as an array. Rows that are arrays or lists are stacked.
+    """Returns ``values`` as a NumPy array. Rows that are arrays or lists are stacked.
 
-    Raises :class:`UserError`, which names the first row that differs in shape or type from row 0, or says what failed.
+    In messages ``where`` and ``name`` say which values these are. Raises :class:`UserError`, which names the first row
+    that differs in shape or type from row 0, or says what failed.
     """
     with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
@@ -83,9 +86,10 @@ def as_array(where: str, name: str, values: Any) -> np.ndarray:
 
 
 def alike(where: str, name: str, x: Any, first: Any) -> Any:
-    """Returns the inputs ``x`` of a test or public set, after comparing them with the training inputs ``first``.
+    """Checks that the inputs ``x`` of a test or public set match the training inputs ``first``, and returns ``x``.
 
-    Raises :class:`UserError` if their structures, shapes or types do not match.
+    In messages ``where`` and ``name`` say which set it is. Raises :class:`UserError` if the structures, shapes or types
+    do not match.
     """
     whole, x, first = x, form_of(x), form_of(first)
     if outline(x) != outline(first):
@@ -106,7 +110,11 @@ def alike(where: str, name: str, x: Any, first: Any) -> Any:
 
 
 def count_samples(where: str, name: str, x: Any) -> int:
-    """Returns the number of samples. Raises :class:`UserError` if the inputs in a tuple or dict differ in theirs."""
+    """Returns the number of samples in the inputs ``x``, an array, or a tuple or dict of arrays.
+
+    Raises :class:`UserError` if the arrays have different numbers of samples. In messages ``where`` and ``name`` say
+    which inputs these are.
+    """
     found = {len(leaf) for leaf in leaves(x)}
     if len(found) > 1:
         raise UserError(f"{where}: the inputs of {name} have {' and '.join(map(str, sorted(found)))} samples")
@@ -114,17 +122,19 @@ def count_samples(where: str, name: str, x: Any) -> int:
 
 
 def as_sample(x: Any) -> Any:
-    """Returns one sample's inputs as arrays. A tuple of single numbers becomes one array."""
+    """Returns one sample's inputs as an array, or a tuple or dict of arrays. A tuple of single numbers becomes
+    one array."""
     if isinstance(x, tuple) and all(np.ndim(part) == 0 for part in x):
         return np.asarray(x)
     return map_leaves(np.asarray, x)
 
 
 def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> Any:
-    """Stacks samples: arrays become one array, and tuples or dicts of arrays become one tuple or dict.
+    """Stacks the inputs of samples: arrays become one array ``[n, ...]``, and tuples or dicts of arrays become one
+    tuple or dict of such arrays.
 
     Raises :class:`UserError` for the first sample that differs in structure, shape or type from sample 0. The message
-    calls it ``unit`` (item or row) of ``name``.
+    calls that sample ``unit`` (``item`` or ``row``) of ``name``.
     """
     kept = list(map(as_sample, samples))
     for number, sample in enumerate(kept):

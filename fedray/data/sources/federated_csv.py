@@ -32,8 +32,11 @@ least :data:`SPARSE_MORE`. Gaps alone are no mistake, because some classes do no
 
 
 class Published(NamedTuple):
-    """A published split: the address of its photographs, and the numbers of users, images and classes in its list of
-    training images. The lists are at :data:`LISTS`."""
+    """What is known about a published federated split of photographs, by which the user's copy is checked.
+
+    ``photographs`` is the address of the photographs. ``users``, ``images`` and ``classes`` are their numbers in the
+    split's list of training images. The address of these lists is :data:`LISTS`.
+    """
 
     photographs: str
     users: int
@@ -47,10 +50,12 @@ INATURALIST = Published("https://github.com/visipedia/inat_comp/tree/master/2017
 
 
 def federated_csv(root: str | None, image_size: int | None) -> Source:
-    """Loads a federated split that the user has made.
+    """Loads photographs whose users are clients, from csv files that the user has made.
 
-    Raises :class:`UserError` for a missing file, column or image, for an image that is listed twice, and for a class
-    that is not a whole number from 0.
+    The folder ``root`` holds ``train.csv`` with the columns ``user_id,image_id,class``, ``test.csv`` with
+    ``image_id,class``, and the images. Images are scaled to ``image_size`` pixels in height and width. Raises
+    :class:`UserError` for a missing file, column or image, for an image that is listed twice, and for a class that is
+    not a whole number from 0.
     """
     if root is None:
         raise UserError("data.source=federated_csv needs data.root: the folder with train.csv, test.csv and the images")
@@ -58,12 +63,20 @@ def federated_csv(root: str | None, image_size: int | None) -> Source:
 
 
 def gldv2(root: str | None, image_size: int | None) -> Source:
-    """Loads Google Landmarks v2, federated as Landmarks-User-160k (Hsu, Qi, Brown 2020): 1,262 users."""
+    """Loads Google Landmarks v2, federated as Landmarks-User-160k (Hsu, Qi, Brown 2020): 1,262 users, each a client.
+
+    The photographs, and the csv files that list them, are read from the folder ``root``, or else found on this machine.
+    They are never downloaded. Images are scaled to ``image_size`` pixels in height and width.
+    """
     return _load("gldv2", root, image_size, GLDV2)
 
 
 def inaturalist(root: str | None, image_size: int | None) -> Source:
-    """Loads iNaturalist 2017, federated as iNaturalist-User-120k (Hsu, Qi, Brown 2020): 9,275 users."""
+    """Loads iNaturalist 2017, federated as iNaturalist-User-120k (Hsu, Qi, Brown 2020): 9,275 users, each a client.
+
+    The photographs, and the csv files that list them, are read from the folder ``root``, or else found on this machine.
+    They are never downloaded. Images are scaled to ``image_size`` pixels in height and width.
+    """
     return _load("inaturalist", root, image_size, INATURALIST)
 
 

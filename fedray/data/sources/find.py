@@ -16,10 +16,11 @@ from fedray.util.files import in_home, move_whole
 
 
 class Layout(NamedTuple):
-    """One way in which a data set can be stored on a disk: all ``files`` are in one of ``folders``.
+    """One way in which the files of a data set can lie on a disk: all ``files`` are in one of ``folders``.
 
-    Both are paths below the folder in which the user keeps the data set. Files are patterns such as ``*.txt``, and may
-    also be gzipped (``.gz``). Files that match ``related`` show that a different part of the data set is there.
+    Folders and files are paths below the folder in which the user keeps the data set. Files may be patterns such as
+    ``*.txt``, and may also be gzipped (``.gz``). Files that match ``related`` show that a different part of the data
+    set is there.
     """
 
     folders: tuple[str, ...]
@@ -28,10 +29,10 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The files that were found.
+    """The files of a data set that were found on this machine.
 
-    ``folder`` is the folder that holds them, and ``files`` has the paths that match each file of the layout. ``stamps``
-    show whether a file has been replaced since (:func:`~fedray.data.storage.cache.file_stamp`).
+    ``folder`` is the folder that holds them, and ``files`` has, for each file of the layout, the paths that match it.
+    ``stamps`` show whether a file has been replaced since (:func:`~fedray.data.storage.cache.file_stamp`).
     """
 
     folder: Path
@@ -49,10 +50,10 @@ class PartlyThere(UserError):
 
 @contextlib.contextmanager
 def reading(path: Path, what: str, *damage: type[Exception]) -> Iterator[None]:
-    """Turns errors while ``path`` is read into a :class:`UserError`.
+    """Turns errors into a :class:`UserError` of one line, in a ``with`` statement in which the file ``path`` is read.
 
-    Errors of the types ``damage`` mean that the file is not what it should be, which is ``what``. Errors of the
-    operating system are turned into a :class:`UserError`, too.
+    Errors of the types ``damage`` mean that the file is not what it should be, which is ``what``, such as ``csv file``.
+    Errors of the operating system are turned into a :class:`UserError`, too. All other errors pass unchanged.
     """
     try:
         yield
@@ -76,11 +77,11 @@ def find_files(
     system: Sequence[str] = (),
     hint: str = "",
 ) -> Found:
-    """Returns the files of the data set ``name``, from the first folder that holds all files of a layout.
+    """Finds the files of the data set ``name``: in the first folder that holds all files of one of ``layouts``.
 
     If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
     cache are searched, and then the files are downloaded into the cache. ``download`` is called with a folder, and puts
-    them there; it is None where the publisher does not allow automatic downloads.
+    the files there; it is None where the publisher does not allow automatic downloads.
 
     Raises :class:`UserError` if the files are not found. The message says which files are ``wanted``, and at which
     ``address`` their publisher offers them. If a folder has only some of the files, ``hint`` is shown as well.
@@ -116,10 +117,11 @@ def find_files(
 
 
 def look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
-    """Returns the files of the first layout that is complete in ``place``.
+    """Searches one folder, ``place``, for the files of a data set, and returns those of the first layout that
+    is complete.
 
-    Raises :class:`PartlyThere`, with ``hint`` in its message, if some of the files are there, or else
-    :class:`UserError`.
+    Raises :class:`PartlyThere`, with ``hint`` in its message, if some of the files are there, or
+    else :class:`UserError`.
     """
     found = [
         (layout, Found(place / folder, tuple(_matching(place / folder, file) for file in layout.files)))

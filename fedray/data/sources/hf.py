@@ -36,7 +36,10 @@ ON_HUB = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"
 
 
 class Found(NamedTuple):
-    """The sets that were found, by name, and the stamps of their files. ``stamps`` is None for sets in memory."""
+    """The sets of a Hugging Face data set that were found: ``sets`` has each Dataset by its name, such as ``train``.
+
+    ``stamps`` show whether the files that hold the sets have changed. They are None for sets in memory.
+    """
 
     sets: dict[str, Any]
     stamps: list[Any] | None
@@ -50,13 +53,14 @@ def hf(
     image_size: int | None = None,
     access: str = AUTO,
 ) -> Source:
-    """Reads the data set ``root``: a folder or file, or else a name on the hub.
+    """Reads the Hugging Face data set ``root``: a folder or file, or else a name on the hub.
 
-    ``columns`` says which columns hold what. If there is no test set, every fifth row is a test row, or every fifth row
-    of each client. The other arguments are those of :func:`fedray.data.sources.source.load_source`.
+    ``columns`` says which columns hold the targets, the clients and the inputs. If there is no test set, every fifth
+    row is a test row, or every fifth row of each client. The other arguments are those of
+    :func:`fedray.data.sources.source.load_source`.
 
-    Raises :class:`UserError` if ``datasets`` is not installed, if the data set can't be found, downloaded or read, or
-    if something in it is wrong.
+    Raises :class:`UserError` if the library ``datasets`` is not installed, if the data set can't be found, downloaded
+    or read, or if something in it is wrong.
     """
     if root is None:
         raise UserError("data.source=hf needs data.root: a name on the hub, a folder of save_to_disk, or Parquet files")
@@ -175,7 +179,7 @@ def _stamps(sets: dict[str, Any]) -> list[Any] | None:
 
 
 def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[str, Any], Sequence[str], str]:
-    """Returns the sets ``train`` and ``test``, lines about their choice for the user, and a digest.
+    """Returns the sets ``train`` and ``test`` by name, lines about their choice for the user, and a digest.
 
     If a single set was divided, the digest covers which rows are test rows; otherwise it is empty.
     """

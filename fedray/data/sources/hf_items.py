@@ -39,7 +39,7 @@ ROWS = 1000
 
 
 def is_table(data: Any) -> bool:
-    """Returns whether ``data`` is a Hugging Face Dataset.
+    """Returns whether ``data``, which a user hands over, is a Hugging Face Dataset.
 
     Raises :class:`UserError` for a DatasetDict and for streamed data sets, which fedray can't use directly.
     """
@@ -64,12 +64,14 @@ def fields_of(
     where: str = "",
     stamps: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the fields of a Source, not yet checked, from the Datasets ``train`` and ``test``.
+    """Reads two Hugging Face Datasets, ``train`` and ``test``, into the fields of a :class:`Source`, by name and not
+    yet checked.
 
-    Inputs are arrays, or lazy items if they are images, if they take much memory, or if ``access`` (``data.access``) is
-    ``lazy``. ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``. ``where`` is what messages put
-    before the names of the sets. ``stamps`` are the stamps of the files that hold both sets, or None if they are not in
-    files.
+    The fields are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, where they exist, the clients and the classes.
+    Inputs are arrays; they are items that are read one by one if they are images, if they take much memory, or if
+    ``access`` (``data.access``) is ``lazy``. ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``.
+    ``where`` is what messages put before the names of the sets. ``stamps`` are the stamps of the files that hold both
+    sets, or None if the sets are not in files.
 
     Raises :class:`UserError`, which names column and row, for anything that can't be used.
     """
@@ -102,12 +104,19 @@ def fields_of(
 
 
 def read_column(dataset: Any, column: str, name: str) -> np.ndarray:
-    """Returns a column of a Dataset as an array (:func:`column_array`). ``name`` is what messages call the Dataset."""
+    """Returns a column of a Hugging Face Dataset as an array, ``[n]`` or ``[n, ...]`` (:func:`column_array`).
+
+    ``name`` is what messages call the Dataset.
+    """
     return column_array(_as_arrow(dataset, [column])[:][column], f"{name}: column {column!r}")
 
 
 def clients_of(dataset: Any, column: str, name: str) -> np.ndarray:
-    """Returns the column with the clients. If it is a ClassLabel, the result has the names instead of the numbers."""
+    """Returns the client of each row of a Hugging Face Dataset, from the column ``column``, as an array [n].
+
+    If the column is a ClassLabel, which numbers names, the array has the names. ``name`` is what messages call
+    the Dataset.
+    """
     found, names = read_column(dataset, column, name), getattr(dataset.features[column], "names", None)
     if names is not None:
         if found.min() < 0:
@@ -126,7 +135,7 @@ def _refuse_texts(dataset: Any, inputs: Sequence[str], name: str, columns: Colum
 
 
 def _as_arrow(dataset: Any, columns: Sequence[str]) -> Any:
-    """Returns a Dataset with some of the columns, whose rows are returned as Arrow tables."""
+    """Returns the Dataset with only some of its columns. Its rows are then returned as Arrow tables."""
     return dataset.select_columns(list(columns)).with_format("arrow")
 
 
@@ -135,14 +144,16 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _files_of(images: pa.ChunkedArray) -> list[str]:
-    """Returns the paths of the images in a column that are stored as files. The bytes of the others are not read."""
+    """Returns the paths of the images in a column that are stored as files. Images that are stored as bytes are
+    not read."""
     is_file = pc.is_null(pc.struct_field(images, "bytes"))
     paths: list[str] = pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
     return paths
 
 
 class Rows:
-    """The rows of a Hugging Face Dataset as a Dataset of (x, y). ``inputs`` are the columns that make x.
+    """The rows of a Hugging Face Dataset as a torch-like Dataset of pairs (x, y). ``inputs`` are the columns that
+    make x.
 
     * Images are uint8 ``[3, size, size]`` (:func:`fedray.data.sources.images.decode_image`). Without ``size`` all
       images must have the same size.
@@ -150,10 +161,9 @@ class Rows:
     * Single numbers are float32. If all columns hold single numbers, they make one array.
     * Several other columns make a dict of inputs by column name.
 
-    The targets of all samples are in an array of the run, so they are not read here, and y is always 0. If the Dataset
-    is in files, another process is sent only their paths, and opens them itself. ``stamps`` say which files and which
-    of their rows these are; without them every digest hashes all rows. Several threads may read rows at the same time
-    (``parallel``).
+    y is always 0, because the targets of all samples are already in memory as an array. If the Dataset is in files,
+    another process is sent only their paths, and opens them itself. ``stamps`` say which files and which of their rows
+    these are; without them every digest hashes all rows. Several threads may read rows at the same time (``parallel``).
     """
 
     parallel = True
@@ -177,18 +187,24 @@ class Rows:
         return map_leaves(lambda rows: rows[0], self._read(self.opened[i : i + 1], i)), 0
 
     def arrays(self) -> Any:
-        """Returns the inputs of all rows as an array ``[n, ...]``, or a dict of arrays."""
+        """Reads the inputs of all rows into memory, as an array ``[n, ...]``, or a dict of such arrays by
+        column name."""
         return self._read(self.opened[:], 0)
 
     def digest(self) -> str:
-        """Returns a digest of the input columns, of all rows, and of the size to which images are scaled."""
+        """Returns a text that shows whether the samples have changed: a digest of the input columns and of all rows,
+        and the size to which images are scaled."""
         known = [self.stamps, self.inputs, self.described, self.length]
         found = self._hash() if self.stamps is None else remembered(known, self._hash)
         return f"{found['rows']} {self.described} {self.size}"
 
     def stamp(self) -> str:
-        """Returns the digest, and a digest of the modification times of images that are stored as files outside the
-        table."""
+        """Returns a text that changes if any sample may have changed, so that a copy of the samples in files is
+        made again.
+
+        It is the digest (:meth:`digest`), and a digest of the modification times of images that are stored as files
+        outside the table.
+        """
         times = hashlib.sha256()
         for start in range(0, self.length if self.images else 0, ROWS):
             rows = self.opened[start : start + ROWS]
@@ -213,7 +229,7 @@ class Rows:
 
     @cached_property
     def opened(self) -> Any:
-        """The Dataset. A process to which it was sent opens its files on the first use."""
+        """The Hugging Face Dataset with these rows. A process to which it was sent opens the files on the first use."""
         if hasattr(self, "table"):
             return self.table
         try:
@@ -229,7 +245,11 @@ class Rows:
             raise UserError(f"{self.name} can't be opened on {platform.node()}: {first_sentence(error)}") from None
 
     def _read(self, table: pa.Table, first: int) -> Any:
-        """Returns the inputs in a table. ``first`` is the number of its first row."""
+        """Returns the inputs in the rows of an Arrow table, as an array ``[n, ...]`` or a dict of such arrays by
+        column name.
+
+        ``first`` is the number of the table's first row in the Dataset, for messages.
+        """
         parts = {column: self._read_part(table[column], column, first) for column in self.inputs}
         if len(self.numbers) == len(self.inputs):
             return np.stack(list(parts.values()), axis=1)
@@ -248,7 +268,11 @@ class Rows:
             return found.astype(np.float32)
 
     def _image(self, value: Mapping[str, Any] | None, column: str, row: int) -> np.ndarray:
-        """Returns an image from a cell, which holds its bytes or the path of its file."""
+        """Returns the image in a cell of a column, uint8 ``[3, height, width]``. ``value`` holds the image's bytes or
+        its path.
+
+        Raises :class:`UserError` if the image is missing, or has another size than the column's other images.
+        """
         what = f"{self.name}: the image in row {row} of column {column!r}"
         data, path = (value or {}).get("bytes"), (value or {}).get("path")
         if data is None and path is None:
@@ -262,5 +286,5 @@ class Rows:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of the images in each column from which this process has read one."""
+        """The shape of the images in each column from which this process has read an image, by column name."""
         return {}

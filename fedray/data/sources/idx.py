@@ -23,7 +23,7 @@ FILES = (
 
 
 class IdxSet(NamedTuple):
-    """A data set of idx files.
+    """What is known about a data set that is published as idx files, such as MNIST.
 
     Args:
         folder: the name of its folder, and of its class in torchvision.
@@ -53,23 +53,37 @@ SETS = {
 
 
 def mnist(root: str | None) -> Source:
-    """Loads MNIST (LeCun et al. 1998): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
+    """Loads MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images, uint8 [1, 28, 28], in 10 classes.
+
+    The files are read from the folder ``root``, or else found on this machine or downloaded.
+    """
     return _load("mnist", "mnist", find("mnist", root))
 
 
 def fashion_mnist(root: str | None) -> Source:
-    """Loads Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
+    """Loads Fashion-MNIST (Xiao et al. 2017): 60,000 training and 10,000 test images, uint8 [1, 28, 28], in 10 classes.
+
+    The files are read from the folder ``root``, or else found on this machine or downloaded.
+    """
     return _load("fashion_mnist", "fashion_mnist", find("fashion_mnist", root))
 
 
 def sample() -> Source:
-    """Loads 1,000 + 200 images of each class of Fashion-MNIST that come with the package (see ``sample/make.py``)."""
+    """Loads the data set that comes with the package: 1,000 training and 200 test images of each class
+    of Fashion-MNIST.
+
+    The images are uint8 [1, 28, 28]. They were chosen at random by ``fedray/data/sample/make.py``.
+    """
     folder = Path(__file__).parent.parent / "sample"
     return _load("sample", "fashion_mnist", look(folder, [Layout((".",), FILES)]))
 
 
 def find(name: str, root: str | None) -> Found:
-    """Returns the four files of the data set ``name``, in the order of :data:`FILES`."""
+    """Finds the four files of MNIST or Fashion-MNIST on this machine, or downloads them.
+
+    They are the training images and labels and the test images and labels, in the order of :data:`FILES`. ``name`` is
+    the source's name. If ``root`` is not None, only that folder is searched.
+    """
 
     def download(folder: Path) -> None:
         from torchvision import datasets
@@ -91,9 +105,9 @@ def _load(name: str, published: str, found: Found) -> Source:
 
 
 def read_pair(images: Path, labels: Path, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images uint8 [n, 1, height, width] and labels int64 [n] in 0..classes-1 from two idx files.
+    """Reads images uint8 [n, 1, height, width] and labels int64 [n] from two idx files.
 
-    Raises :class:`UserError`, which names the file, if it holds anything else.
+    Raises :class:`UserError`, which names the file, if the file holds anything else, or a label outside 0..classes-1.
     """
     x, y = read_idx(images), read_idx(labels)
     if (x.ndim, y.ndim) != (3, 1) or len(x) != len(y) or not len(x):

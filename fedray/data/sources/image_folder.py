@@ -32,25 +32,29 @@ Images = Mapping[str, Sequence[Path]]
 
 
 class LeftOut(NamedTuple):
-    """A file or folder that is not used, and its kind, such as ``.txt`` or hidden."""
+    """A file or folder that is not used as an image, and its kind, which says why, such as ``.txt`` or ``hidden``."""
 
     path: Path
     kind: str
 
 
 class ClassFolders(NamedTuple):
-    """The images of each class, and the files and folders that are not used."""
+    """The image files below a folder with a folder for each class.
+
+    ``images`` has the paths of each class by its name. ``left_out`` are the files and folders that are not used.
+    """
 
     images: Images
     left_out: list[LeftOut]
 
 
 def image_folder(root: str | None, image_size: int | None) -> Source:
-    """Loads the user's images. Classes are numbered in the order of their names.
+    """Loads the user's images from ``root/train/CLASS`` and ``root/test/CLASS`` (or ``val/CLASS``).
 
-    If the images are directly in ``root/CLASS``, or if there is no folder of test images, every fifth image of each
-    class, in the order of names, is a test image. Raises :class:`UserError` if there are no folders of classes, if a
-    class has no images or is itself divided into train and test, or if a test class has no training images.
+    Classes are numbered in the order of their names. If the images are directly in ``root/CLASS``, or if there is no
+    folder of test images, every fifth image of each class, in the order of names, is a test image. Images are scaled to
+    uint8 ``[3, image_size, image_size]``. Raises :class:`UserError` if there are no folders of classes, if a class has
+    no images or is itself divided into train and test, or if a test class has no training images.
     """
     if root is None:
         raise UserError("data.source=image_folder needs data.root: the folder with the classes' folders")
@@ -73,8 +77,11 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
 
 
 def fire(root: str | None, image_size: int | None) -> Source:
-    """Loads the classes ``fire`` and ``nofire`` as :func:`image_folder` does. Images have 64 pixels unless
-    ``image_size`` is set."""
+    """Loads photographs with and without fire, from the folders ``fire`` and ``nofire`` in ``root``, which are the
+    two classes.
+
+    The rules are those of :func:`image_folder`. Images have 64 pixels in height and width unless ``image_size`` is set.
+    """
     found = find_files(
         "fire", root, [Layout(("fire", "."), ("fire", "nofire"))], "the folders fire and nofire with photographs",
         "https://github.com/cair/Fire-Detection-Image-Dataset",
@@ -83,7 +90,10 @@ def fire(root: str | None, image_size: int | None) -> Source:
 
 
 def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
-    """Returns the training and the test images in ``folder``, and lines for the user about what is not used."""
+    """Returns the training images and the test images in ``folder``, each as paths by the name of a class.
+
+    The third element are lines for the user about what is not used.
+    """
     train, tests = _part(folder, TRAINS), _part(folder, TESTS)
     parts = [part for part in (train, tests) if part is not None]
     beside = [path for path in _folders(folder) if path not in parts] if parts else []
@@ -119,7 +129,8 @@ def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
 
 
 def class_folders(folder: Path) -> ClassFolders:
-    """Returns the images of each class. Each folder in ``folder`` is a class, and may hold images at any depth.
+    """Finds the images of each class below ``folder``. Each folder in ``folder`` is a class, and may hold images at
+    any depth.
 
     Links are followed. Hidden files and folders are not used. Raises :class:`UserError` if there are no classes, if a
     class has no images or is itself a whole data set, or if a name is not UTF-8.
@@ -146,7 +157,7 @@ def class_folders(folder: Path) -> ClassFolders:
 def _check_is_undivided(folder: Path, paths: Sequence[Path]) -> None:
     """Raises :class:`UserError` if a class has images in folders train and test.
 
-    Such a folder is probably a whole data set. As a class, its test images would be trained on.
+    Such a folder is probably a whole data set. If it were taken for a class, its test images would be trained on.
     """
     inner = {each for parent in {path.parent for path in paths} for each in (parent, *parent.parents)}
     for where in sorted({each.parent for each in inner if folder in each.parents}):
@@ -161,8 +172,8 @@ def _check_is_undivided(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _beside_classes(folder: Path) -> list[LeftOut]:
-    """Returns the images that are directly in ``folder``, not in the folder of a class, and its hidden folders with
-    images.
+    """Returns the images that lie directly in ``folder``, outside the folders of classes, and the hidden folders
+    with images.
 
     Other files, such as a list of labels, are left out, because nobody expects them to be images.
     """
@@ -172,7 +183,10 @@ def _beside_classes(folder: Path) -> list[LeftOut]:
 
 
 def _part(folder: Path, names: Sequence[str]) -> Path | None:
-    """Returns the folder in ``folder`` with the first of ``names`` that exists, in small or capital letters."""
+    """Returns the folder of the training or the test images in ``folder``, or None if there is none.
+
+    It is the first of ``names`` that exists, in small or capital letters.
+    """
     for name in names:
         found = [path for path in _folders(folder) if path.name.lower() == name]
         if len(found) > 1:
@@ -199,9 +213,9 @@ def _note_on_one_class(folder: Path, images: Images) -> list[str]:
 
 
 def _note_on_same_folders(folder: Path, images: Images) -> list[str]:
-    """Returns a warning if the folders of several classes hold folders of the same names.
+    """Returns a list with a warning if the folders of several classes hold folders of the same names.
 
-    These may be the training and test sets under names that fedray does not know.
+    These may be the training and test sets under names that fedray does not know. The list is empty otherwise.
     """
     inner = {name: frozenset(path.relative_to(folder / name).parts[0] for path in images[name]) for name in images}
     (within, count), *_ = Counter(inner.values()).most_common(1)
@@ -232,10 +246,10 @@ def _judged(entry: os.DirEntry[str]) -> Iterator[LeftOut]:
 
 
 def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[LeftOut]:
-    """Yields all files below ``folder`` as :func:`_judged` does, following links to folders.
+    """Yields all files below ``folder``, each with its kind (:func:`_judged`), following links to folders.
 
-    ``above`` are the real paths of the folders that contain ``folder``. They keep a link from leading round in a
-    circle.
+    ``above`` are the real paths of the folders that contain ``folder``. They keep a link from leading round in
+    a circle.
     """
     real = os.path.realpath(folder)
     if real in above:

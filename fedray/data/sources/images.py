@@ -27,12 +27,14 @@ DARK = 1 << 13
 
 
 def is_image(path: Path) -> bool:
-    """Returns whether a file's name has the ending of an image."""
+    """Returns whether the name of the file ``path`` has the ending of an image, such as ``.jpg``. The file is
+    not opened."""
     return path.suffix.lower() in SUFFIXES
 
 
 class ImageFiles:
-    """A Dataset of the image files ``paths`` below the folder ``root``, each with a target.
+    """A torch-like Dataset of image files. Item i is the image in ``paths[i]``, below the folder ``root``, with
+    its target.
 
     The input of an item is uint8 ``[3, size, size]``: the image in red, green and blue, scaled until it just covers the
     square, and cropped around the middle. Several threads may read items at the same time (``parallel``).
@@ -47,11 +49,15 @@ class ImageFiles:
         return len(self.paths)
 
     def digest(self) -> str:
-        """Returns a digest of the names and sizes of all files, and of the size to which images are scaled."""
+        """Returns a digest of the names and sizes of all image files, and of the size to which images are scaled.
+
+        It shows whether a run was made from other images. The content of the files is not read.
+        """
         return self._digests[0]
 
     def stamp(self) -> str:
-        """Returns a digest of the modification times of all files. It changes when a file is written again."""
+        """Returns a digest of the modification times of all image files. It changes when a file is written again, so
+        that a copy of the images in mapped files is made again."""
         return self._digests[1]
 
     @cached_property
@@ -64,7 +70,11 @@ class ImageFiles:
         return sizes.hexdigest(), times.hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """Returns lines for the user about images of 16 bits: whether there are any, and whether they become dark."""
+        """Returns lines for the user about images of 16 bits: whether there are any, and whether scaling makes
+        them dark.
+
+        Only some of the images are opened for this.
+        """
         largest: dict[Path, int] = {}
         for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
             path = self.root / str(self.paths[i])
@@ -89,9 +99,11 @@ class ImageFiles:
 def image_set(
     root: Path, labelled: Sequence[tuple[str, int]], size: int, name: str
 ) -> tuple[LazyItems, np.ndarray, ImageFiles]:
-    """Returns the inputs of image files as lazy items, their labels, and the files themselves.
+    """Prepares labelled image files as the inputs and targets of a source, without reading the images yet.
 
-    ``labelled`` has the path of each file below ``root``, with its label. ``name`` is what messages call the files.
+    Returns the inputs as items that are read one by one, the labels int64 [n], and the Dataset of the files.
+    ``labelled`` has the path of each file below ``root``, with its label. Images are scaled to ``size`` pixels in
+    height and width. ``name`` is what messages call the files.
     """
     labels = np.array([label for _, label in labelled], dtype=np.int64)
     images = ImageFiles(root, [path for path, _ in labelled], labels, size)
@@ -99,7 +111,7 @@ def image_set(
 
 
 def read_image(path: Path, size: int) -> np.ndarray:
-    """Returns an image as uint8 ``[3, size, size]``.
+    """Reads the image file ``path`` as uint8 ``[3, size, size]``: scaled until it covers the square, and cropped.
 
     Raises :class:`UserError`, which names the file, if it is missing, cut short, or no image, or if it has so many
     pixels that it would fill the memory (Pillow's limit).
@@ -108,12 +120,12 @@ def read_image(path: Path, size: int) -> np.ndarray:
 
 
 def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarray:
-    """Returns the image in a file as uint8 ``[3, size, size]``, or in its original size if ``size`` is None.
+    """Decodes the image in a file to uint8 ``[3, size, size]``, or to its original size if ``size`` is None.
 
-    ``name`` is what messages call the file. Images of 16 bits are scaled from 0..65535 to 0..255. Of an animation the
-    first picture is used. Raises :class:`UserError` in the same cases as :func:`read_image`, for a TIFF file with
-    several pages, and for pixels of 32 bits that are not all in 0, 1, ..., 255, because it is unknown which number is
-    white.
+    ``name`` is what messages call the file. Images of 16 bits are scaled from 0..65535 to 0..255. Of an animation
+    the first picture is used. Raises :class:`UserError` in the same cases as :func:`read_image`, for a TIFF file
+    with several pages, and for pixels of 32 bits that are not all in 0, 1, ..., 255, because it is unknown which
+    number is white.
     """
     with opened_image(file, name) as image:
         if size is not None:
@@ -127,7 +139,10 @@ def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarr
 
 @contextlib.contextmanager
 def opened_image(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
-    """Opens an image for use in a ``with`` statement, and turns Pillow's errors into :class:`UserError`."""
+    """Opens an image with Pillow for use in a ``with`` statement, and turns Pillow's errors into :class:`UserError`.
+
+    The messages call the file ``name``.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -149,7 +164,10 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _of_bytes(image: Image.Image, name: str) -> Image.Image:
-    """Returns an image with 8 bits for each channel."""
+    """Converts an opened image with any number of bits to one with 8 bits for each channel.
+
+    Raises :class:`UserError` for a TIFF file with several pages, and for pixels of 32 bits that are not all bytes.
+    """
     if image.format == "TIFF" and _has_pages(image):
         raise UserError(f"{name} has several pages, of which only one could be read: save each as a separate image")
     if _is_deep(image):

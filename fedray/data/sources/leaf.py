@@ -25,7 +25,11 @@ Encode = Callable[[list[Any], list[Any], str], tuple[np.ndarray, np.ndarray]]
 
 
 def last_fifth(samples: Any) -> tuple[Any, Any]:
-    """Divides a user's samples: returns the training samples, and the last fifth, which are the test samples."""
+    """Divides the samples of one user where there are no test files: the last fifth are the test samples.
+
+    Returns the training samples and the test samples, as two slices of ``samples``. A user with fewer than five samples
+    has no test samples.
+    """
     first = len(samples) - len(samples) // HELD_OUT
     return samples[:first], samples[first:]
 
@@ -33,7 +37,11 @@ def last_fifth(samples: Any) -> tuple[Any, Any]:
 def fields_by_user(
     train: Mapping[Any, tuple[np.ndarray, np.ndarray]], test: Mapping[Any, tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, Any]:
-    """Returns the inputs, targets and clients of both sets as fields of a Source, from the pair (x, y) of each user."""
+    """Joins the samples of all users into the fields of a :class:`Source`, in which each user is a client.
+
+    ``train`` and ``test`` have a pair of arrays (x, y) for each user, by name or number. The result has the fields
+    ``x_train``, ``y_train``, ``client_train``, ``x_test``, ``y_test`` and ``client_test``.
+    """
     fields: dict[str, Any] = {}
     for part, users in (("train", train), ("test", test)):
         fields[f"x_{part}"], fields[f"y_{part}"] = map(np.concatenate, zip(*users.values(), strict=True))
@@ -43,10 +51,12 @@ def fields_by_user(
 
 
 def read_leaf(name: str, root: str | None, encode: Encode, more: str = "") -> dict[str, Any]:
-    """Returns the fields of a Source from the json files of LEAF's data set ``name``, with users sorted by name.
+    """Reads the json files of the data set ``name`` of LEAF into fields of a :class:`Source`, with each user as
+    a client.
 
-    Raises :class:`UserError`, which names file and user, for damaged files, and for missing ones; ``more`` is added to
-    the message about the latter.
+    Users are sorted by name. ``encode`` turns the x and y of a user into arrays. The files are read from the folder
+    ``root``, or else found on this machine. Raises :class:`UserError`, which names file and user, for damaged files,
+    and for missing ones; ``more`` is added to the message about missing files.
     """
     folders = (name, f"{name}/data", ".", "data")
     layouts = [Layout(folders, ("train/*.json", "test/*.json")), Layout(folders, ("all_data/*.json",))]

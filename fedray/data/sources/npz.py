@@ -21,10 +21,12 @@ ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 
 
 def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Reads the arrays of :class:`Source`, except ``scale`` and ``shift``, from the file ``root``.
+    """Reads the user's arrays from the npz file ``root``: those that are named like the fields of :class:`Source`,
+    such as ``x_train``.
 
-    ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``. The classes are 0 to the largest label in all
-    sets, or the labels' names. Inputs of type uint8 are scaled to 0..1. Other arrays in the file are ignored.
+    ``kind`` and ``ignored`` are the configuration's ``task.kind`` and ``task.ignore_index``. The classes are 0 to the
+    largest label in all sets, or the labels' names. Inputs of type uint8 are scaled to 0..1. Other arrays in the file
+    are ignored.
 
     Raises :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
     """

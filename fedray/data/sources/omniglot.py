@@ -23,11 +23,12 @@ DRAWING = re.compile(r"\d+_(\d+)\.png")
 
 
 def omniglot(root: str | None, image_size: int | None) -> Source:
-    """Loads drawings [1, 28, 28], or of ``image_size`` (``data.image_size``) pixels, with bright ink on black.
+    """Loads Omniglot, drawings of characters: uint8 [1, 28, 28], or of ``image_size`` (``data.image_size``) pixels,
+    with bright ink on black.
 
     A class is a character. A client is a person who drew an alphabet; every fifth of these (5, 10, 15, 20) is used for
-    tests only. All folders ``images_*`` in ``root`` are read. Raises :class:`UserError` for files that are missing or
-    damaged.
+    tests only. All folders ``images_*`` in ``root`` are read; without ``root``, the files are found on this machine or
+    downloaded. Raises :class:`UserError` for files that are missing or damaged.
     """
     found = find_files(
         "omniglot", root, [Layout(("omniglot-py", "omniglot", "."), ("images_*/*/character*/*.png",))],

@@ -16,7 +16,8 @@ from fedray.errors import UserError
 
 
 class Pairs(NamedTuple):
-    """The joined arrays of all clients. ``clients`` has the client of each sample."""
+    """The arrays of all clients, joined: the inputs ``x``, the targets ``y``, and ``clients``, the client of
+    each sample."""
 
     x: Any
     y: Any
@@ -24,10 +25,10 @@ class Pairs(NamedTuple):
 
 
 def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
-    """Returns ``data`` and ``test``; each of them that is a list with one element for each client is joined into one
-    set.
+    """Joins lists with one element for each client: a user may hand over such a list as the training or the test set.
 
-    The elements of such a list are data sets or pairs of arrays. Anything else is returned unchanged. Raises
+    Returns ``data`` and ``test``. Each that is a list with a Dataset, or a pair of arrays (x, y), for each client is
+    joined into one set, which knows the client of each sample. Anything else is returned unchanged. Raises
     :class:`UserError` for a list of tables, which the user has to join; for a DataLoader and other objects that are
     neither arrays nor data sets; for a Dataset among arrays; for pairs of arrays that could also be single samples; and
     for lists of different numbers of clients.
@@ -51,7 +52,10 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
 
 
 def is_arrays(data: Any) -> bool:
-    """Returns whether ``data`` is (x, y) or (x, y, clients), and not a list of two or three items (x, y)."""
+    """Returns whether ``data``, which a user hands over, is a tuple or list of arrays (x, y) or (x, y, clients).
+
+    It is not if it is a list of two or three samples, each a pair (x, y).
+    """
     return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
 
 
@@ -89,8 +93,8 @@ def _is_of_clients(one: Any, name: str, data: Any, test: Any) -> bool:
     """Returns whether ``one`` is a list of pairs of arrays, one for each client, and not a list of samples.
 
     ``name`` says which of ``data`` and ``test`` it is. All samples have the same shape, but the arrays of different
-    clients seldom have the same number of rows. If they do, the other set decides. Raises :class:`UserError` if it does
-    not.
+    clients seldom have the same number of rows. If they do, the other set decides. Raises :class:`UserError` if that
+    set does not decide either.
     """
     if not _are_arrays_of_clients(one):
         return False
@@ -116,7 +120,7 @@ def _is_of_clients(one: Any, name: str, data: Any, test: Any) -> bool:
 
 
 def _are_arrays_of_clients(data: Any) -> bool:
-    """Returns whether ``data`` is a list of pairs (x, y), with as many rows in x as in y."""
+    """Returns whether ``data`` is a list of pairs of arrays (x, y), each with as many rows in x as in y."""
     return _is_list(data) and all(_is_pair(each) and _has_rows(*each) for each in data)
 
 
@@ -127,7 +131,10 @@ def _has_rows(x: Any, y: Any) -> bool:
 
 
 def _joined(pairs: Sequence[Any], name: str) -> Pairs:
-    """Joins the arrays of all clients. Raises :class:`UserError` if they do not fit together."""
+    """Joins the arrays of all clients. Raises :class:`UserError` if those of different clients do not fit together.
+
+    ``name`` is what messages call the list of clients.
+    """
     for place, (x, y) in enumerate(pairs):
         if not len(y):
             raise UserError(f"{name}[{place}] is an empty data set")

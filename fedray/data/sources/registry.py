@@ -15,7 +15,7 @@ FREE_FOR_RESEARCH = "no formal licence; free for research"
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """A source: its function, and facts about it.
+    """A source of data, which is a value of ``data.source``: the function that loads it, and facts about it.
 
     ``loader`` is the function as ``module:function`` or ``file.py:function``, which is imported when it is used.
     ``about`` describes the data: samples, shape, classes and clients. ``tested`` says with which files fedray's tests
@@ -32,10 +32,11 @@ class SourceEntry:
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def variant(self, name: str, asked: str | None) -> str | None:
-        """Returns the variant for the value ``asked`` of ``data.variant``, which may be None. ``name`` is the source's
-        name.
+        """Returns the variant of this source that is loaded: ``asked``, which is the value of ``data.variant``, or the
+        default if it is None.
 
-        Raises :class:`UserError` for a variant that the source does not have.
+        The result is None for a source without variants. ``name`` is the source's name. Raises :class:`UserError` for a
+        variant that the source does not have.
         """
         if asked is not None and not self.variants and name in SOURCES:
             raise UserError(f"data.variant: the source {name} has no variants")
@@ -44,7 +45,8 @@ class SourceEntry:
         return asked or next(iter(self.variants), None)
 
     def check_normalization(self, name: str, asked: str) -> None:
-        """Raises :class:`UserError` if the source ``name`` lacks the value ``asked`` of ``data.normalization``."""
+        """Raises :class:`UserError` if this source, called ``name``, does not know the value ``asked``
+        of ``data.normalization``."""
         if asked not in self.normalizations:
             hint = near_miss(asked, self.normalizations)
             raise UserError(f"data.normalization: the source {name} has no {asked!r}{hint}")
@@ -208,9 +210,10 @@ SOURCES = {
 
 
 def entry_of(name: str) -> SourceEntry:
-    """Returns the entry of a source: one that comes with fedray, or a user-defined function.
+    """Returns what is known about the source ``name`` (``data.source``): one that comes with fedray, or a
+    user-defined function.
 
-    Raises :class:`UserError` if there is no such source. Nothing is imported or read.
+    Raises :class:`UserError` if there is no such source. No module is imported and no data are read.
     """
     if name in SOURCES:
         return SOURCES[name]
@@ -222,8 +225,10 @@ def entry_of(name: str) -> SourceEntry:
 
 
 def check_source(data: DataConfig) -> None:
-    """Raises :class:`UserError` if there is no such source, or it has no such variant or normalization. Nothing is
-    imported or read."""
+    """Checks the source that the section ``data`` of a configuration names, before anything is loaded.
+
+    Raises :class:`UserError` if there is no such source, or if the source lacks the variant or the normalization.
+    """
     entry = entry_of(data.source)
     entry.variant(data.source, data.variant)
     if data.source in SOURCES:

@@ -35,11 +35,13 @@ CODES[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(len(CHARACTERS))
 
 
 def shakespeare(root: str | None, variant: str) -> Source:
-    """Loads samples of 80 characters that a role says, int8 [80], with the next character as the target, one of 80.
+    """Loads Shakespeare's plays: samples of 80 characters that a role says, int8 [80], with the next character as the
+    target, one of 80. Each role is a client.
 
     With ``variant`` (``data.variant``) ``leaf`` the samples are in LEAF's files. With ``plays`` and ``tiny`` they are
     cut from texts: every character of a role's speeches that has 80 before it is a target, and the last fifth of the
-    speeches gives the test samples. Raises :class:`UserError` for files that are missing or damaged.
+    speeches gives the test samples. The files are read from the folder ``root``, or else found on this machine. Raises
+    :class:`UserError` for files that are missing or damaged.
     """
     if variant == "leaf":
         fields = read_leaf("shakespeare", root, _encode, "; data.variant=plays and tiny read texts")
@@ -51,7 +53,8 @@ def shakespeare(root: str | None, variant: str) -> Source:
 def _of_texts(
     root: str | None, layout: Layout, wanted: str, address: str, speeches: Callable[[Path], Iterator[tuple[str, str]]]
 ) -> dict[str, Any]:
-    """Returns the fields of a Source from texts. ``speeches`` yields pairs of a role and its words from one text."""
+    """Returns the fields of a Source from texts of plays. ``speeches`` yields pairs of a role and its words from
+    one text."""
     found = find_files("shakespeare", root, [layout], wanted, address)
     said: dict[str, list[str]] = {}
     for path in found.paths:

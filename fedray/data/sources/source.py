@@ -35,12 +35,11 @@ class Source:
         x_train, x_test: the inputs, an array [n, ...] or a tuple or dict of arrays. Images are [n, channels, height,
             width]. uint8 and other whole numbers keep their values; floats are float32.
         y_train, y_test: the targets. For a classification they are int64 [n], 0..classes-1; :mod:`fedray.core.task`
-            says
-            what they are in other tasks.
+            says what they are in other tasks.
         classes: the number of classes of a sample or token; in other tasks how many numbers a target has.
         scale, shift: float32 [channels], or None. A model's input is float32(x) * scale + shift along axis 1, which for
             images is (x/255 - mean) / std. For a tuple or dict of inputs, they are a tuple or dict of the same
-                structure.
+            structure.
         client_train, client_test: int64 [n], the client of each sample, for the partition ``natural``. In the test set
             -1 means that no client has the sample.
         x_public, y_public: a public set that comes with the source.
@@ -77,14 +76,16 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """The kind of task. If it is still ``auto``, because the source has not been checked, this is
-        ``classification``."""
+        """The kind of task that the targets are for (``task.kind``), such as ``regression``.
+
+        If it is still ``auto``, because the source has not been checked, this is ``classification``.
+        """
         return "classification" if self.task == AUTO else self.task
 
     @property
     def public_by_default(self) -> int:
-        """The default number of public samples: the size of the source's own public set, or a tenth of the training
-        samples."""
+        """The default number of samples in the public set: the size of the public set that comes with the source, or
+        else a tenth of the number of training samples."""
         return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
 
 
@@ -99,12 +100,12 @@ def load_source(
     access: str = AUTO,
     variant: str | None = None,
 ) -> Source:
-    """Loads and checks the source ``name``. The source's function gets only the arguments that are in its signature.
+    """Loads and checks the data of the source ``name``. The source's function gets only the arguments that are in
+    its signature.
 
     Args:
         name: one of :data:`SOURCES`, or a user-defined function as ``file.py:function`` or ``module:function``. The
-            function returns a :class:`Source` or a dict of its fields, in which ``name`` and ``classes`` may be
-                missing.
+            function returns a :class:`Source`, or a dict of its fields, which need not have ``name`` and ``classes``.
         root: ``data.root``. In a user-defined function this argument may have any name.
         normalization: ``data.normalization``. If the function does not take it, fedray scales the inputs.
         kind, ignored: ``task.kind`` and ``task.ignore_index``.
@@ -144,7 +145,7 @@ def load_source(
 
 
 def _arguments(name: str, entry: SourceEntry, parameters: list[str], offered: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments among ``offered`` that a source's function takes.
+    """Returns the arguments among ``offered`` that the function of the source ``name`` takes.
 
     Raises :class:`UserError` for an argument that is set although the function does not take it.
     """
@@ -166,7 +167,10 @@ def _arguments(name: str, entry: SourceEntry, parameters: list[str], offered: di
 
 
 def source_of(data: DataConfig, task: TaskConfig) -> Source:
-    """Loads and checks the source that a configuration names, as :func:`load_source` does."""
+    """Loads and checks the data of the source that a configuration names, as :func:`load_source` does.
+
+    ``data`` and ``task`` are the sections of the configuration.
+    """
     return load_source(
         data.source, data.root, data.normalization, task.kind, task.ignore_index, data.image_size, Columns.of(data),
         data.access, data.variant,
@@ -176,7 +180,7 @@ def source_of(data: DataConfig, task: TaskConfig) -> Source:
 def from_fields(
     name: str, given: Mapping[str, Any], where: str | None = None, kind: str = AUTO, ignored: int = IGNORED
 ) -> Source:
-    """Returns a checked :class:`Source` from a mapping of its fields.
+    """Makes a checked :class:`Source` from a mapping of its fields, such as a user's source returns.
 
     Inputs of type uint8 are scaled to 0..1, because they usually are images, unless ``scale`` or ``shift`` is given.
 
@@ -210,17 +214,20 @@ def from_fields(
 
 
 def _agreed(where: str, of_data: str | None, asked: str) -> str:
-    """Returns the kind of task. Raises :class:`UserError` if the data and the configuration name different ones."""
+    """Returns the kind of task, from what the data (``of_data``) and the configuration (``asked``) say.
+
+    Raises :class:`UserError` if the two name different kinds.
+    """
     if of_data is None or of_data == AUTO or asked in (AUTO, of_data):
         return of_data if asked == AUTO and of_data is not None else asked
     raise UserError(f"task.kind={asked}, but the data are for task.kind={of_data} ({where})")
 
 
 def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Returns ``source`` with its arrays in the dtypes that :class:`Source` promises.
+    """Checks a :class:`Source`, and returns it with its arrays in the dtypes that the class promises.
 
     Args:
-        source: the source, in which labels and clients may be names.
+        source: the source, in which labels and clients may be names; the result has them as numbers.
         where: the beginning of messages; the source's name if it is None.
         kind, ignored: ``task.kind`` and ``task.ignore_index``.
 
@@ -267,7 +274,7 @@ def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
 
 
 def _clients(where: str, given: Mapping[str, Any], names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Returns the fields about clients and their names, with clients as numbers."""
+    """Returns the fields ``client_train``, ``client_test`` and ``client_names``, with clients as numbers."""
     train, test = given.get("client_train"), given.get("client_test")
     if train is not None:
         train, test, names = encode_clients(where, train, test, names)

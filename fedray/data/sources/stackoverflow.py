@@ -34,12 +34,13 @@ SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
-    """Loads sentences of questions and answers: x is int32 [20], the words, and y is int64 [20], the word after each of
-    them.
+    """Loads sentences of questions and answers, to predict each next word. Each user is a client.
 
-    Short sentences are padded with 0 in x, and with ``ignored`` (``task.ignore_index``) in y, so that padding does not
-    count. The last fifth of each user's posts gives the test samples. Posts without an owner and code blocks are left
-    out. Raises :class:`UserError` for a file that is missing or damaged.
+    x is int32 [20], the words of a sentence, and y is int64 [20], the word after each word of x. Short sentences are
+    padded with 0 in x, and with ``ignored`` (``task.ignore_index``) in y, so that padding does not count. The last
+    fifth of each user's posts gives the test samples. Posts without an owner and code blocks are left out. The file
+    ``Posts.xml`` is read from the folder ``root``, or else found on this machine. Raises :class:`UserError` for a file
+    that is missing or damaged.
     """
     found = find_files(
         "stackoverflow", root, [Layout(("stackoverflow", "stackexchange", "."), ("Posts.xml",))],
@@ -73,7 +74,10 @@ def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
 
 
 def _posts(path: Path) -> Iterator[tuple[int | None, str]]:
-    """Yields the owner and the text of each question and answer, in the order of the file, which is chronological."""
+    """Yields a pair for each question and answer: the number of its owner, or None, and its text.
+
+    The order is that of the file, which is chronological.
+    """
     with reading(path, "dump of posts", ElementTree.ParseError, ValueError):
         for _, row in ElementTree.iterparse(path):
             if row.tag == "row" and row.get("PostTypeId") in (QUESTION, ANSWER):
@@ -90,7 +94,11 @@ def _vocabulary(of_users: Iterable[list[list[list[str]]]]) -> dict[str, int]:
 
 
 def _arrays(sentences: Iterable[list[str]], number: dict[str, int], ignored: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns x and y of a user's sentences. Sentences are cut after 20 words, as in the paper."""
+    """Returns x and y of a user's sentences, [n, 20] each: the numbers of the words, and those of the words
+    that follow.
+
+    Sentences are cut after 20 words, as in the paper.
+    """
     codes = [[BEGIN, *(number.get(word, UNKNOWN) for word in words), END][: LENGTH + 1] for words in sentences]
     x = np.full((len(codes), LENGTH), PADDING, dtype=np.int32)
     y = np.full((len(codes), LENGTH), ignored, dtype=np.int64)

@@ -12,10 +12,12 @@ from fedray.errors import UserError
 
 
 def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bool = True) -> tuple[Any, ...]:
-    """Returns the inputs as float32 ``[n, columns]``, the targets, and the clients if there is a column of them.
+    """Reads the inputs, the targets and the clients of samples from a DataFrame with a row for each sample.
 
-    ``name`` is what messages call the table. With ``has_clients``, the column of clients that the user named must
-    exist. Raises :class:`UserError`, which names the column, if a column is missing, exists twice, or is not numeric.
+    Returns the inputs as float32 ``[n, columns]``, the targets as a column and, if there is a column of clients,
+    that column. ``name`` is what messages call the table. With ``has_clients``, the column of clients that the user
+    named must exist. Raises :class:`UserError`, which names the column, if a column is missing, exists twice, or is
+    not numeric.
     """
     client, inputs = columns.find(list(frame.columns), name, has_clients)
     features = frame[inputs]
@@ -41,10 +43,12 @@ def _require_numbers(values: pd.Series, name: str) -> None:
 def with_columns_of(
     data: pd.DataFrame, test: pd.DataFrame, columns: Columns | None = None, names: tuple[str, str] = ("data", "test")
 ) -> pd.DataFrame:
-    """Returns ``test`` with its columns in the order of those of ``data``, since a model knows inputs by their order.
+    """Returns the table ``test`` with its columns in the order of those of ``data``, since a model knows inputs by
+    their order.
 
     ``columns`` says which columns are not inputs and need not be in both tables; if it is None, all columns are inputs.
-    ``names`` are what messages call the two tables. Raises :class:`UserError` if one of them lacks an input.
+    ``names`` are what messages call the two tables. Raises :class:`UserError` if one table lacks an input that the
+    other has.
     """
     others = [] if columns is None else list(dict.fromkeys([columns.target, columns.client or CLIENT]))
     wanted = [column for column in data.columns if column not in others]

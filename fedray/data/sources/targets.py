@@ -23,11 +23,12 @@ LISTED = 5
 
 
 class Targets(NamedTuple):
-    """The checked targets of each set.
+    """The checked targets of a data set's training, test and public set.
 
-    ``arrays`` has the targets by name: int64 ``[n]`` for ``classification`` and ``[n, ...]`` for ``tokens``, float32
-    ``[n, ...]`` for ``multilabel`` and ``regression``. ``classes`` is the number of classes of a sample or token, or
-    how many numbers a target has. ``notes`` are lines that the user should know.
+    ``kind`` is the kind of task. ``arrays`` has the targets by name, such as ``y_train``: int64 ``[n]`` for
+    ``classification`` and ``[n, ...]`` for ``tokens``, float32 ``[n, ...]`` for ``multilabel`` and ``regression``.
+    ``classes`` is the number of classes of a sample or token, or how many numbers a target has. ``class_names`` are the
+    names of the classes, or None if they have none. ``notes`` are lines that the user should know.
     """
 
     kind: str
@@ -45,12 +46,13 @@ def read_targets(
     names: Sequence[str] | None = None,
     ignored: int = IGNORED,
 ) -> Targets:
-    """Returns the targets ``given`` of each set (``y_train`` first) in the form that a task of the kind ``kind`` needs.
+    """Reads the targets of each set, as a user or a source gives them, into the form that the task needs.
 
-    With ``auto`` the kind is found from the first array. ``classes`` and ``names`` are the number and the names of the
-    classes, or None if the user has not set them. ``ignored`` is the target of tokens that do not count.
+    ``given`` has the targets by name, ``y_train`` first. ``kind`` is the kind of task; with ``auto`` it is found from
+    the first array. ``classes`` and ``names`` are the number and the names of the classes, or None if the user has not
+    set them. ``ignored`` is the target of tokens that do not count.
 
-    Raises :class:`UserError`, which names array and row, for anything that is wrong.
+    Raises :class:`UserError`, which begins with ``where`` and names array and row, for anything that is wrong.
     """
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
     first, notes, asked = next(iter(given)), [], kind
@@ -87,7 +89,10 @@ def read_targets(
 
 
 def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
-    """Returns the kind of task for some targets, and a line that tells the user why ("" if the kind is obvious)."""
+    """Finds the kind of task from the targets of the array ``key``.
+
+    Returns the kind, and a line that tells the user why ("" if the kind is obvious).
+    """
     y = np.asarray(values)
     if (are_names(values) and y.ndim < 2) or y.dtype.kind not in "biuf" or y.ndim == 0:
         return "classification", ""
@@ -129,7 +134,11 @@ def _kind_of_numbers(key: str, y: np.ndarray) -> tuple[str, str]:
 
 
 def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
-    """Returns a warning if there are so many classes, with so few samples each, that the labels may be quantities."""
+    """Returns a list with a warning if there are so many classes, with so few samples each, that the labels may
+    be quantities.
+
+    The list is empty otherwise.
+    """
     classes = len(np.unique(y))
     if classes <= MANY or len(y) >= FEW * classes:
         return []
@@ -138,7 +147,8 @@ def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
 
 
 def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
-    """Returns a warning if no sample has some of the labels below the largest one."""
+    """Returns a list with a warning if no sample has some of the labels below the largest one, or else an
+    empty list."""
     absent = np.setdiff1d(np.arange(classes), np.concatenate(list(arrays.values())))
     if not len(absent):
         return []
@@ -149,7 +159,7 @@ def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
 
 
 def _note_on_unknown(arrays: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
-    """Returns a warning for each set with labels that no training sample has."""
+    """Returns a list with a warning for each set of samples that has labels that no training sample has."""
     (first, known), *others = arrays.items()
     notes = []
     for key, y in others:
@@ -225,7 +235,7 @@ _READERS = {"multilabel": _labels, "regression": _numbers, "tokens": _tokens, "o
 
 
 def _outputs(where: str, arrays: Mapping[str, np.ndarray], kind: str, ignored: int) -> int:
-    """Returns the number of classes of a token, or how many numbers a target has."""
+    """Returns the number of classes of a token, or in other tasks how many numbers a target has."""
     first = next(iter(arrays.values()))
     if kind == "tokens" or (kind == "other" and first.dtype == np.int64 and first.ndim == 1):
         return max(1, 1 + max(int(np.where(y == ignored, -1, y).max(initial=0)) for y in arrays.values()))

@@ -16,10 +16,12 @@ ANNOTATIONS = "val/val_annotations.txt"
 
 
 def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
-    """Loads 200 classes of images [3, 64, 64], or of ``image_size`` (``data.image_size``) pixels.
+    """Loads Tiny-ImageNet: photographs, uint8 [3, 64, 64], or of ``image_size`` (``data.image_size``) pixels, in
+    200 classes.
 
-    The test set is the publisher's ``val``, because its ``test`` has no labels. Images are read when they are used.
-    Raises :class:`UserError` for files that are missing or contradict each other.
+    The test set is the publisher's ``val``, because its ``test`` has no labels. The files are searched for in the
+    folder ``root``, or else on this machine; images are read when they are used. Raises :class:`UserError` for files
+    that are missing or contradict each other.
     """
     place = find_files(
         "tiny_imagenet", root, [Layout((FOLDER, "."), ("wnids.txt",))],

@@ -37,7 +37,7 @@ def user_source(
     access: str = "auto",
     image_size: int | None = None,
 ) -> Source:
-    """Returns a checked :class:`Source` of data that a user hands over from Python.
+    """Makes a checked :class:`Source` from the data that a user hands over to ``simulate`` or ``tune`` from Python.
 
     Labels and clients may have names, which are numbered and kept.
 

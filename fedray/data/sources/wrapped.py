@@ -18,7 +18,8 @@ from fedray.errors import UserError
 
 
 class Joined:
-    """A list of data sets, one for each client, joined into one Dataset. ``clients`` has the client of each item."""
+    """A list of Datasets, one for each client, joined into one Dataset. ``clients`` int64 has the client of
+    each item."""
 
     def __init__(self, datasets: Sequence[Any], name: str) -> None:
         self.datasets = list(datasets)
@@ -43,24 +44,29 @@ class Joined:
 
 
 def is_dataset(data: Any) -> bool:
-    """Returns whether ``data`` is a Dataset: it has a length and indices, and is neither an array nor a Python sequence
-    or dict."""
+    """Returns whether ``data``, which a user hands over, is a Dataset such as torch's: an object with a length
+    and indices.
+
+    Arrays, Python sequences and dicts are not, although they have a length and indices, too.
+    """
     if isinstance(data, (Sequence, Mapping, np.ndarray)) or hasattr(data, "__array__"):
         return False
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def is_loader(data: Any) -> bool:
-    """Returns whether ``data`` is a torch DataLoader, which yields mini-batches instead of items."""
+    """Returns whether ``data`` is a torch DataLoader, which fedray can't use because it yields mini-batches instead
+    of items."""
     return _is(data, "DataLoader")
 
 
 def list_of(dataset: Any, attribute: str, name: str) -> Any:
-    """Returns the values that a Dataset lists for all items in ``attribute``, such as ``targets``.
+    """Returns the values that a Dataset lists for all items in ``attribute``, such as ``targets``, so that items need
+    not be read.
 
-    If the Dataset has no such list, those of the data sets within it are joined. Returns None if there are none.
-    ``name`` is what messages call the Dataset. Raises :class:`UserError` if only some of the joined data sets list
-    ``clients``.
+    If the Dataset has no such list, but contains other Datasets (as torch's Subset and ConcatDataset do), their lists
+    are joined. Returns None if there are none. ``name`` is what messages call the Dataset. Raises :class:`UserError` if
+    only some of the joined Datasets list ``clients``.
     """
     listed = getattr(dataset, attribute, None)
     if listed is not None:
@@ -79,16 +85,17 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
 
 
 def classes_of(dataset: Any) -> list[type]:
-    """Returns the classes of a Dataset and of the data sets within it."""
+    """Returns the Python types of a Dataset and of the Datasets within it, each once."""
     inner = [cls for part in _parts(dataset) for cls in classes_of(part)]
     return list(dict.fromkeys([type(dataset), *inner]))
 
 
 def mark_of(dataset: Any, methods: Sequence[str]) -> str | None:
-    """Returns a text that changes when the items of a Dataset change.
+    """Returns a text that changes when the items of a Dataset change, as far as the Dataset can tell.
 
-    It is the result of the first of ``methods`` that the Dataset has. If it has none, the texts of all data sets within
-    it are combined. Returns None if there is nothing to combine, or if one of them has no text.
+    It is the result of the first of ``methods``, such as ``digest``, that the Dataset has. If it has none, the texts
+    of all Datasets within it are combined. Returns None if there is nothing to combine, or if one of these Datasets
+    has no text.
     """
     for name in methods:
         method = getattr(dataset, name, None)

@@ -25,19 +25,23 @@ LARGE = 0.5
 
 
 def arrays_of(data: FederatedData) -> dict[str, Any]:
-    """Returns the arrays of ``data`` that may be mapped from files, by name."""
+    """Returns the inputs and targets of the training and test samples in ``data``, which are the arrays that may be
+    mapped from files.
+
+    The keys are ``x``, ``y``, ``x_test`` and ``y_test``.
+    """
     return {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
 
 
 def with_access(
     data: FederatedData, asked: str, key: Callable[[], str], map_all: MapAll = map_arrays
 ) -> tuple[FederatedData, str, tuple[str, ...]]:
-    """Returns ``data`` with its samples moved to where ``data.access`` says, the resulting access, and lines for the
-    user.
+    """Moves the samples of a run to where ``data.access`` says: into memory, or into files that are mapped into memory.
 
-    ``asked`` is ``data.access``, and the result is ``memory``, ``mapped`` or ``lazy``. ``key()`` returns a digest of
-    the samples, and ``map_all(arrays, folder)`` maps them from files. Raises :class:`UserError` if samples can't be
-    read or written.
+    Returns ``data`` with its samples there, the resulting access (``memory``, ``mapped`` or ``lazy``, which is read
+    item by item), and lines for the user. ``asked`` is the value of ``data.access``. ``key()`` returns a digest of the
+    samples, after which their folder is named, and ``map_all(arrays, folder)`` maps them from the files of this folder.
+    Raises :class:`UserError` if samples can't be read or written.
     """
     arrays = arrays_of(data)
     lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())

@@ -19,9 +19,10 @@ REMEMBERED = 1000
 
 
 def cache_folder() -> Path:
-    """Returns the folder of the cache: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache.
+    """Returns the folder of the user's cache, for files that fedray can make again: ``fedray`` in $XDG_CACHE_HOME, or
+    else in ~/.cache.
 
-    For a user without a home folder it is in the folder for temporary files.
+    For a user without a home folder the cache is in the system's folder for temporary files.
     """
     with contextlib.suppress(RuntimeError):
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
@@ -29,20 +30,22 @@ def cache_folder() -> Path:
 
 
 def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
-    """Returns a stamp of a file, which changes when another file takes its place.
+    """Returns a stamp of a file, which shows whether the file has changed without hashing its content.
 
-    It has the path, the size, the times of the last changes of the content and of the inode (in nanoseconds), and the
-    inode number. Call this before the file is read, so that a change during the reading is noticed, too.
+    The stamp is a tuple of the path, the size, the times of the last changes of the content and of the inode (in
+    nanoseconds), and the inode number. Call this before the file is read, so that a change during the reading is
+    noticed, too.
     """
     found = path.stat()
     return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def remembered(what: Any, make: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Returns the digests that ``make()`` returned for the same ``what`` before, or else calls it and remembers the
-    result.
+    """Returns the digests that ``make()`` computes, by name, and remembers these in the user's cache.
 
-    ``what`` names everything that the digests depend on, as numbers and texts. For files use :func:`file_stamp`.
+    If ``make()`` was called for the same ``what`` before, even by another process, the remembered digests are
+    returned and nothing is computed. ``what`` names everything that the digests depend on, as numbers and texts. For
+    files use :func:`file_stamp`.
     """
     memory = cache_folder() / "contents.json"
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()

@@ -27,9 +27,11 @@ PARTS = {
 
 
 def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
-    """Returns the sha256, as hexadecimal digits, of each part of ``source`` and of the partition in ``data``.
+    """Returns the digests of a data set, by which a run is later compared with another one: a sha256, as hexadecimal
+    digits, by the name of each part.
 
-    The parts are the arrays (:data:`PARTS`), how the inputs are scaled, and the names of classes and clients.
+    The parts are ``training data``, ``test data`` and, where they exist, ``public data``, ``client assignment`` and
+    ``names of classes and clients``; also ``normalisation``, which is how the inputs are scaled, and ``partition``.
     """
     # the arrays of the same targets depend on the kind of task
     read = [source.name, source.files, source.task]
@@ -43,10 +45,10 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
 
 
 def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
-    """Returns a digest of the samples in ``data``, under which a copy of them is kept. ``digests`` are those of its
-    source (:func:`data_digests`).
+    """Returns a digest of the samples in ``data``, from which the folder that holds them as mapped files gets its name.
 
-    Raises :class:`UserError` for items that are read one by one, if nothing shows whether they have changed.
+    ``digests`` are those of the source of ``data`` (:func:`data_digests`). Raises :class:`UserError` for items that are
+    read one by one, if nothing shows whether they have changed.
     """
     parts = {name: digests[name] for name in PARTS if name in digests and name != "client assignment"}
     # the samples of a public set are in ``data`` only if it is used
@@ -63,7 +65,8 @@ def _of_arrays(source: Source) -> dict[str, str]:
 
 
 def _digest(*trees: Any) -> str:
-    """Returns the digest of arrays, or of tuples and dicts of them."""
+    """Returns one sha256, as hexadecimal digits, of ``trees``: arrays, tuples and dicts of arrays, or items read one
+    by one."""
     if any(isinstance(tree, LazyItems) for tree in trees):
         parts = [tree.digest() if isinstance(tree, LazyItems) else array_digest(tree) for tree in trees]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -36,7 +36,7 @@ def memory_of_machine() -> int:
 
 
 def is_much(size: float) -> bool:
-    """Returns whether samples of ``size`` bytes are so many that ``data.access: auto`` reads them one by one."""
+    """Returns whether ``size`` bytes of samples are so much that ``data.access: auto`` reads the samples one by one."""
     return size > MUCH * memory_of_machine()
 
 
@@ -48,19 +48,22 @@ class Indexed(Protocol):
 
 
 class ItemTargets(NamedTuple):
-    """The targets of all items of a data set. ``listed`` is the attribute that lists them, or "" if they were read from
-    the items."""
+    """The targets of all items of a Dataset, ``values``, and where they come from.
+
+    ``listed`` is the Dataset's attribute that lists them, such as ``targets``, or "" if they were read from the items.
+    """
 
     values: Any
     listed: str
 
 
 class LazyItems:
-    """The items (x, y) of a torch Dataset, or of any other object with ``len`` and indices.
+    """The inputs of a torch Dataset, or of any other object with ``len`` and indices, which are read one by one when
+    they are used.
 
-    ``name`` is what messages call it. ``first`` is the input of item 0 as arrays ``[1, ...]``, or a tuple or dict of
-    arrays; all other items must have the same shapes and types. The result of :meth:`checked` also compares the target
-    of each item that is read with the known one.
+    An item of the Dataset is a pair (x, y). ``name`` is what messages call the Dataset. ``first`` is the input of item
+    0 as arrays ``[1, ...]``, or a tuple or dict of such arrays; all other items must have the same shapes and types.
+    :meth:`checked` returns an object that also compares the target of each item that it reads with a known target.
     """
 
     def __init__(self, dataset: Indexed, name: str) -> None:
@@ -78,20 +81,24 @@ class LazyItems:
 
     @property
     def classes(self) -> list[type]:
-        """The Python classes of the data set and of the data sets within it."""
+        """The Python types of the Dataset and of the Datasets within it. They may be user-defined."""
         return classes_of(self.dataset)
 
     def checked(self, targets: ItemTargets) -> LazyItems:
-        """Returns a copy of this object that compares the target of each item it reads with ``targets``."""
+        """Returns a copy of this object whose :meth:`read` also checks the target of each item that it reads.
+
+        The target must equal the one in ``targets``, which partitions and losses use.
+        """
         found = copy.copy(self)
         found.targets = targets._replace(values=as_array(self.name, targets.listed or "the targets", targets.values))
         return found
 
     def read(self, i: int) -> Any:
-        """Returns the input of item ``i`` as arrays ``[1, ...]``.
+        """Reads item ``i`` of the Dataset, and returns its input as an array ``[1, ...]``, or a tuple or dict of
+        such arrays.
 
-        Raises :class:`UserError`, which names the item, if its shape or type differs from item 0's, or if its target
-        differs from the known one (:meth:`checked`).
+        Raises :class:`UserError`, which names the item, if the shape or type of the input differs from item 0's, or if
+        the target differs from the one that :meth:`checked` was given.
         """
         sample, y = read_item(self.dataset, self.name, i)
         if self.targets is not None:
@@ -127,8 +134,10 @@ class LazyItems:
         return read_features(self.name, "x", stack_samples("item", self.name, samples), len(samples))
 
     def chosen(self, indices: np.ndarray) -> Any:
-        """Returns the inputs of some items as arrays ``[n, ...]``. Random transforms draw the same numbers in each
-        call."""
+        """Returns the inputs of the items ``indices`` as an array ``[n, ...]``, or a tuple or dict of such arrays.
+
+        Random transforms draw the same numbers for an item in each call.
+        """
         rows = []
         for i in indices.tolist():
             with global_generators(i):
@@ -137,14 +146,15 @@ class LazyItems:
 
     @property
     def parallel(self) -> bool:
-        """Whether several threads may read items at the same time, which few user-defined Datasets allow."""
+        """Whether several threads may read items at the same time. Few user-defined Datasets allow it."""
         return bool(getattr(self.dataset, "parallel", False))
 
     def stamp(self) -> str:
-        """Returns a digest for kept copies of the items. It changes if any item may have changed.
+        """Returns a text that changes if any item may have changed, by which a copy of the items in files is
+        found again.
 
-        It is the result of the data set's method ``stamp``, or else of its method ``digest``. Raises :class:`UserError`
-        if it has neither.
+        The text is the result of the Dataset's method ``stamp``, or else of its method ``digest``. Raises
+        :class:`UserError` if the Dataset has neither.
         """
         found = mark_of(self.dataset, ("stamp", "digest"))
         if found is not None:
@@ -156,10 +166,10 @@ class LazyItems:
         )
 
     def digest(self) -> str:
-        """Returns a digest of the data set's code, its length, some of its items, and the result of its method
-        ``digest``, if any.
+        """Returns a digest, as hexadecimal digits, that shows whether a run was made from other data.
 
-        Not all items are hashed, because reading them would take as long as an epoch.
+        It covers the Dataset's code, its length, the inputs of some items, and the result of the Dataset's method
+        ``digest``, if there is one. Not all items are hashed, because reading them would take as long as an epoch.
         """
         # imported here because it imports torch, which takes seconds
         from fedray.usercode.digests import code_digest
@@ -172,7 +182,11 @@ class LazyItems:
 
 
 def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
-    """Returns the input and the target of item ``i`` as arrays. Raises :class:`UserError` if it is not a pair."""
+    """Returns the input and the target of item ``i`` of a Dataset as arrays.
+
+    The input may also be a tuple or dict of arrays. ``name`` is what messages call the Dataset. Raises
+    :class:`UserError` if the item can't be read or is not a pair.
+    """
     with as_user_error(f"item {i} of {name} can't be read"):
         item = dataset[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -181,10 +195,12 @@ def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
 
 
 def targets_of(dataset: Indexed, name: str) -> ItemTargets:
-    """Returns the targets of all items: the list in the data set, or else the targets of its items, which are all read.
+    """Returns the targets of all items of a Dataset, from the list in its attribute ``targets`` or ``labels`` if there
+    is one.
 
-    The list is compared with a few items, and is not used if one has a different target, for example because targets
-    are transformed. The other items are compared when they are read (:meth:`LazyItems.checked`).
+    The list is compared with a few items, and is not used if one of these has a different target, for example because
+    targets are transformed. The other items are compared when they are read (:meth:`LazyItems.checked`). Without a list
+    that can be used, all items are read for their targets. ``name`` is what messages call the Dataset.
     """
     for attribute in TARGETS:
         listed: Any = list_of(dataset, attribute, name)
@@ -203,7 +219,12 @@ def _is_of_items(listed: Any, dataset: Indexed, name: str) -> bool:
 
 
 def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
-    """Stacks the targets of all items. Single values, which may be names, and arrays of one value give an array [n]."""
+    """Stacks the targets of all items of a Dataset, ``targets``, into one array.
+
+    If all are single values, which may be names, or arrays of one value, the array has the shape ``[n]``, and
+    otherwise ``[n, ...]``. ``name`` is what messages call the Dataset. Raises :class:`UserError` if targets differ in
+    shape or type.
+    """
     found: np.ndarray
     if any(target.size != 1 for target in targets):
         found = stack_samples("item", f"the targets of {name}", targets)
@@ -216,11 +237,11 @@ def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
 
 
 def random_item(dataset: Indexed, name: str) -> int | None:
-    """Returns the index of an item whose input changes when it is read again, as with random transforms, or None.
+    """Returns the index of an item of a Dataset whose input changes when it is read again, as with random transforms.
 
-    To find out, some items are read three times with different random seeds, and once more with the last seed. Raises
-    :class:`UserError` if a target is random, because targets are read only once, or if an item changes although the
-    global random generators have the same seed.
+    Returns None if there is no such item among those that are tried: some items are read three times with different
+    random seeds, and once more with the last seed. Raises :class:`UserError` if a target is random, because targets are
+    read only once, or if an item changes although the global random generators have the same seed.
     """
     for i in _spread(len(dataset), READ_TWICE):
         read = []

@@ -34,8 +34,8 @@ AGAIN = "remove the folder, and it is made again"
 class MappedFile:
     """The file of a mapped array, which is sent to other processes in place of the array.
 
-    ``sha256`` is the digest of the file. It is None for a file that was not hashed, which only the machine ``made_on``
-    may read.
+    ``path`` is its path and ``sha256`` its digest. The digest is None for a file that was not hashed, which only the
+    machine with the name ``made_on`` may read.
     """
 
     path: str
@@ -43,9 +43,10 @@ class MappedFile:
     made_on: str
 
     def open(self) -> np.ndarray:
-        """Returns the array, mapped from the file.
+        """Returns the array in this file, mapped into memory.
 
-        Raises :class:`UserError` if the file is not on this machine, or its content differs.
+        Raises :class:`UserError` if the file is not on this machine, is damaged, or has other content than its
+        digest says.
         """
         path, here = Path(self.path), platform.node()
         if not path.exists():
@@ -70,15 +71,19 @@ class MappedFile:
 
 
 def is_mapped(array: Any) -> bool:
-    """Returns whether ``array`` is mapped from a file and contains all of it."""
+    """Returns whether ``array`` is mapped from a file and contains all of the file's values, so that its path can
+    stand for it."""
     if not isinstance(array, np.memmap) or array.filename is None:
         return False
     return array.offset + array.nbytes == os.path.getsize(array.filename)
 
 
 def shipped(array: Any) -> Any:
-    """Returns the object to send to another process for ``array``: a :class:`MappedFile` if it is mapped, or else the
-    array."""
+    """Returns the object that is sent to another process in place of ``array``; :func:`received` turns it back there.
+
+    It is a :class:`MappedFile` if the array is mapped from a file, so that its samples are not copied, or else
+    the array.
+    """
     if not is_mapped(array):
         return array
     path = Path(str(array.filename))
@@ -87,8 +92,11 @@ def shipped(array: Any) -> Any:
 
 
 def open_file(path: Path) -> np.ndarray:
-    """Returns the array in a file of a folder of mapped arrays. Raises :class:`UserError` if the file has changed since
-    it was written."""
+    """Returns the array in ``path``, mapped into memory. ``path`` is a file in a folder that :func:`describe_folder`
+    has described.
+
+    Raises :class:`UserError` if the folder does not list the file, or if the file has changed since it was written.
+    """
     sums = recorded_sums(path.parent)
     if path.name not in sums:
         raise UserError(f"{path.parent} lacks {path.name}: {AGAIN}")
@@ -96,21 +104,25 @@ def open_file(path: Path) -> np.ndarray:
 
 
 def received(shipped: Any) -> Any:
-    """Returns the array for an object made by :func:`shipped`."""
+    """Returns the array that another process sent as the result of :func:`shipped`: a mapped file is opened here."""
     return shipped.open() if isinstance(shipped, MappedFile) else shipped
 
 
 def file_names(name: str, tree: Any) -> list[str]:
-    """Returns the names of the files for the inputs or targets ``name``, one for each array in ``tree``."""
+    """Returns the names of the files for the inputs or targets ``name``, one for each array in ``tree``.
+
+    They are ``x.npy`` for a single array, and ``x-0.npy``, ``x-1.npy``, ... for a tuple or dict of arrays.
+    """
     count = len(leaves(form_of(tree)))
     return [f"{name}.npy"] if count == 1 else [f"{name}-{place}.npy" for place in range(count)]
 
 
 def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns ``arrays``, by name, mapped from the files of ``folder``.
+    """Maps the arrays in the files of ``folder`` into memory.
 
-    Raises :class:`UserError` if the folder was written by another version of fedray, or has changed since it was
-    written.
+    ``arrays`` has, by name, what the files were written from: arrays, tuples and dicts of arrays, or items read one by
+    one. The result has the same names and structures, with a mapped array for each array. Raises :class:`UserError` if
+    the folder was written by another version of fedray, or has changed since it was written.
     """
     mapped = {}
     for name, tree in arrays.items():
@@ -120,13 +132,20 @@ def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def describe_folder(folder: Path, names: list[str]) -> None:
-    """Writes ``columns.json``, which lists the files ``names`` in ``folder`` and marks them as complete."""
+    """Writes ``columns.json``, which marks a folder of mapped arrays as complete.
+
+    It lists the sha256 of each of the files ``names`` in ``folder``, and the version of the folder's layout.
+    """
     sums = {name: _sha256(folder / name) for name in names}
     write_whole(folder / COLUMNS, json.dumps({"format": FORMAT, "sha256": sums}, indent=1))
 
 
 def recorded_sums(folder: Path) -> dict[str, str]:
-    """Returns the sha256 of each file in a folder, as recorded when the files were written."""
+    """Returns the sha256 of each file in a folder of mapped arrays, by file name, as recorded when the files
+    were written.
+
+    Raises :class:`UserError` if the record ``columns.json`` is damaged, or was written by another version of fedray.
+    """
     try:
         found = json.loads((folder / COLUMNS).read_text())
         if found["format"] == FORMAT:
@@ -137,7 +156,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    """Returns the sha256 of a file. This machine remembers it until the file changes."""
+    """Returns the sha256 of a file. This machine's cache keeps the digest until the file changes."""
     # the path is left out, because it changes when a finished folder is renamed
     known = ["mapped", platform.node(), *file_stamp(path)[1:]]
     return remembered(known, lambda: {"sha256": sha256_of_file(path)})["sha256"]

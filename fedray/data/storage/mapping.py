@@ -40,10 +40,10 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class Filling:
-    """Copies lazy items into files that already have their final size, one file for each array of an input.
+    """Copies the items of a Dataset into files that already have their final size, one file for each array of an input.
 
-    ``starts`` has, for each file, the number of bytes before the first item. A chunk is ``size`` items; the last chunk
-    may have fewer.
+    ``items`` are read one by one, and ``files`` are the paths of the files. ``starts`` has, for each file, the number
+    of bytes before the first item. Items are copied in chunks of ``size`` items; the last chunk may have fewer.
     """
 
     items: LazyItems
@@ -56,14 +56,18 @@ class Filling:
         return range(-(-len(self.items) // self.size))
 
     def load(self, chunk: int) -> list[np.ndarray]:
-        """Reads the items of a chunk. Returns an array ``[items, ...]`` for each file."""
+        """Reads the items of the chunk with the number ``chunk``. Returns an array ``[items, ...]`` for each file."""
         first = chunk * self.size
         with contextlib.nullcontext() if self.items.parallel else _one_at_a_time:
             rows = [leaves(self.items.read(i)) for i in range(first, min(len(self.items), first + self.size))]
         return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
 
     def write(self, chunk: int, blocks: Sequence[np.ndarray]) -> int:
-        """Writes the arrays that :meth:`load` returned. Returns the number of items once they are on the disk."""
+        """Writes the items of a chunk to their places in the files, and waits until they are on the disk.
+
+        ``blocks`` are the arrays that :meth:`load` returned for ``chunk``. Returns the number of items that
+        were written.
+        """
         for file, start, block in zip(self.files, self.starts, blocks, strict=True):
             with open(file, "r+b") as opened:
                 opened.seek(start + chunk * self.size * (block.nbytes // len(block)))
@@ -81,16 +85,16 @@ Progress = Callable[[int, int], None]
 
 
 def readers_here() -> list[Reader]:
-    """Returns a reader for each processor of this machine."""
+    """Returns the functions that read chunks of items in this process, one for each processor of this machine."""
     return [Filling.load] * (os.cpu_count() or 1)
 
 
 def silent(done: int, total: int) -> None:
-    """Shows no progress."""
+    """Shows no progress. It is the default of the argument ``progress`` of :func:`map_arrays`."""
 
 
 def folder_of(key: str) -> Path:
-    """Returns the folder for mapped arrays with the digest ``key``."""
+    """Returns the folder in the user's cache for the mapped arrays whose content has the digest ``key``."""
     return cache_folder() / "mapped" / key
 
 
@@ -100,11 +104,12 @@ def map_arrays(
     progress: Progress = silent,
     readers: Callable[[Path], Sequence[Reader]] = lambda folder: readers_here(),
 ) -> dict[str, Any]:
-    """Returns ``arrays``, by name, as mapped arrays. The values may be tuples and dicts of arrays, or lazy items.
+    """Writes samples into the files of ``folder``, if they are not there yet, and returns them mapped into memory.
 
-    The files are in ``folder``, whose name depends on their content (:func:`folder_of`), and are only written if they
-    do not exist. ``progress`` is called during the writing. ``readers(path)`` returns the readers that read lazy items
-    in parallel, for files below ``path``.
+    ``arrays`` has, by name, arrays, tuples and dicts of arrays, or items that are read one by one. The result has the
+    same names and structures. The name of ``folder`` depends on the content (:func:`folder_of`).
+    ``progress(done, total)`` is called during the writing with numbers of items. ``readers(path)`` returns the
+    functions that read items in parallel, for files in the folder ``path``.
 
     Raises :class:`UserError` if the disk is too small, if an item can't be read, or if the folder was written by
     another version of fedray. Items that were read before an error are kept, and the next call continues from there.
@@ -159,7 +164,7 @@ def _check_space(arrays: Mapping[str, Any], staging: Path) -> None:
 
 
 def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, readers: Sequence[Reader]) -> None:
-    """Copies all items of some data sets into files of ``staging``, with ``readers`` in parallel."""
+    """Copies all items of some Datasets, ``lazy``, into files in ``staging``, with ``readers`` in parallel."""
     total, done = sum(map(len, lazy.values())), 0
     for name, items in lazy.items():
         files = [staging / file for file in file_names(name, items)]
@@ -176,7 +181,8 @@ def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, 
 
 
 def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Filling, set[int]]:
-    """Returns the filling of ``files``, and the chunks that are already in them.
+    """Prepares ``files`` for the items. Returns their :class:`Filling`, and the numbers of the chunks that are already
+    in the files.
 
     ``journal`` lists these chunks, below a line with the size of a chunk and the number of items. If there is no
     journal, or this line differs, the files are made again.
@@ -199,8 +205,10 @@ def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Fill
 
 
 def _read_by(readers: Sequence[Reader], filling: Filling, chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Reads and writes chunks with ``readers`` in parallel. Yields each chunk with its number of items. Stops at the
-    first error."""
+    """Reads and writes chunks with ``readers`` in parallel. Yields each chunk's number with its number of items.
+
+    Stops at the first error.
+    """
     free: queue.SimpleQueue[Reader] = queue.SimpleQueue()
     for reader in readers:
         free.put(reader)
