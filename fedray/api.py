@@ -122,10 +122,12 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides:
 
 
 def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
-    """Returns the override ``algorithm.name=...`` for ``algorithm``, and the class itself if fedray can't find it by
-    that name. For None there is no override.
+    """Turns the argument ``algorithm`` of :func:`simulate` and :func:`fedray.tune`, a class, into what the
+    configuration needs.
 
-    Raises :class:`UserError` if ``algorithm`` is not an algorithm's class.
+    Returns the override ``algorithm.name=...`` as a list of one text, and the class itself. In place of a class that
+    comes with fedray it returns None, because the name is enough to find that class. For ``algorithm=None`` the list is
+    empty. Raises :class:`UserError` if ``algorithm`` is not a subclass of :class:`Algorithm`.
     """
     if algorithm is None:
         return [], None
@@ -147,7 +149,12 @@ def custom_objects(
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
 ) -> CustomObjects:
-    """Returns the custom objects among the arguments of :func:`simulate`, with ``data`` and ``test`` as a source."""
+    """Bundles the objects that a user passed to :func:`simulate` (data, model, loss and so on) for the rest of the
+    program.
+
+    ``data`` and ``test``, in any of the forms that :func:`simulate` takes, become one :class:`Source`. What was not
+    passed is None, or an empty dict for ``metrics``.
+    """
     from fedray.experiment.custom import CustomObjects
 
     source = None
@@ -168,9 +175,12 @@ def run_experiment(
     callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
     display: Display | None = None,
 ) -> RunResult:
-    """Runs an experiment as :func:`simulate` does, with the objects that ``custom()`` returns.
+    """Runs an experiment from its configuration ``settings`` and returns the result. :func:`simulate` calls it after it
+    has checked its arguments, and a sweep calls it for each run of a trial.
 
-    ``custom`` is called, and torch imported, while Ray starts, because each of these takes seconds.
+    ``custom()`` returns the user's objects. It is called while Ray starts, and so is the import of torch, because each
+    of the three takes seconds. If Ray can't be started and the user did not ask for it, the run goes on without Ray.
+    ``display`` shows the progress; None shows nothing.
     """
     display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)
     try:

@@ -41,11 +41,13 @@ BASE = {"run.log_clients": False}
 def open_sweep(
     spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Sweep]:
-    """A context with the sweep of ``spec``, which is new or continues from the record in its folder.
+    """A context with the :class:`Sweep` that ``spec`` describes, ready to run. The sweep is new, or continues the one
+    in its folder.
 
-    The folder is locked against other processes until the context ends. ``custom`` has the data set, and ``say`` shows
-    a line. Raises :class:`UserError` if the search is not possible as it was asked for, or if the folder belongs to
-    another sweep or another process.
+    Before the first trial runs, the ends of all searched ranges and all listed values are checked. The folder is locked
+    against other processes until the context ends. ``custom`` has the data set and the user's objects, and ``say``
+    shows a line to the user. Raises :class:`UserError` if the search is not possible as it was asked for, or if the
+    folder belongs to another sweep or another process.
     """
     spec = _with_validation(spec, custom)
     if custom.names:
@@ -92,7 +94,11 @@ def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
 
 
 def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """Returns how many trials a sweep has. A grid has no more trials than combinations."""
+    """Returns how many trials a sweep has: ``tune.trials``, or 30 if that key is not set. A grid has one trial for each
+    combination of values, or fewer if ``tune.trials`` is smaller.
+
+    ``base`` is the configuration without searched values, by dotted key. Conditions of searched keys may depend on it.
+    """
     if spec.sampler == "grid":
         combinations = len(spec.space.grid(base))
         return min(spec.tune.trials or combinations, combinations)
