@@ -28,7 +28,7 @@ class StateLost(ClientError):
     """Raised if the state that a client keeps between rounds was lost, together with the node or disk that held the
     state.
 
-    A run that has a checkpoint catches this error and goes back to its last checkpoint; otherwise the run ends with it.
+    A run on Ray then goes back to its last checkpoint. If there is none, the run ends with this error.
     """
 
 

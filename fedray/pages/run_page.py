@@ -59,8 +59,9 @@ Figures = Iterator[tuple[str, Figure]]
 
 
 def run_page(folder: Path) -> Page:
-    """Returns the page about the run in ``folder``. Raises :class:`UserError` if it has not ended, or the folder is
-    damaged."""
+    """Makes the page about the run in ``folder``, which ``fedray report`` writes: its results, curves, partition, the
+    scores of single clients, the drift of clients and the time of rounds, as far as these were recorded. Raises
+    :class:`UserError` if the run has not ended, or if the folder is damaged."""
     run = read_run(folder)
     if isinstance(run, LeftOut):
         raise UserError(f"there is nothing to report of {folder}: {run.reason}")

@@ -29,8 +29,8 @@ BASELINE = "fedavg"
 
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonTables):
-    """The result of :func:`compare`: pandas tables (``table``, ``targets``, ``curves()``), and Matplotlib figures of
-    them.
+    """The result of :func:`compare`: tables (``table``, ``targets`` and ``curves()``, which are DataFrames), and
+    Matplotlib figures of these tables.
 
     Example:
         best = found.table["final"].max()
@@ -38,7 +38,8 @@ class Comparison(ComparisonTables):
     """
 
     def figures(self) -> list[tuple[str, Figure]]:
-        """Returns the figures of the report, each after a sentence that says what it shows."""
+        """Returns all figures of the comparison's page, report.html, as pairs: a sentence that says what the figure
+        shows, and the figure."""
         # Matplotlib is loaded only if something is drawn
         from fedray.results.pictures import figures_of
 
@@ -54,7 +55,7 @@ def compare(
     last: int | None = None,
     any_version: bool = False,
 ) -> Comparison:
-    """Compares runs that have ended: what they reached, what that cost, and how certain it is.
+    """Compares runs that have ended: the value of the metric that they reached, what that cost, and how certain it is.
 
     Runs that differ only in their seeds are one group. Groups are compared within an environment, which has the same
     data and the same model::
@@ -70,10 +71,13 @@ def compare(
             ``wall_seconds``.
         targets: values of the main metric, such as 0.9. By default they are the values of ``run.targets`` that all runs
             of an environment have, or else the mean that the baseline ends with.
-        baseline: the name of a group or an algorithm; FedAvg by default.
+        baseline: the name of a group or an algorithm, with which the other groups are compared; FedAvg by default.
         last: the number of rounds over which the column ``last`` is the mean; the last ten evaluations by default.
         any_version: whether to compare runs of all versions of fedray. By default only the version that made most of
             the runs is compared.
+
+    Returns:
+        The comparison, with tables, figures, and notes about what makes the groups unequal.
 
     Raises:
         UserError: a path has no runs, a key, axis or baseline is unknown, or no run is left to compare.

@@ -47,12 +47,15 @@ COMMON = (
 
 
 def output_of(comparison: ComparisonTables) -> Result:
-    """Returns the description of a comparison's output, by which its folder is recognised."""
+    """Describes the output folder of ``comparison``. The :class:`Result` chooses a folder, and checks that no other
+    files are overwritten: a folder is recognised as that of the same comparison by the arguments that comparison.json
+    records."""
     return Result("comparison", MARK, {"asked": comparison.asked})
 
 
 def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
-    """Writes a comparison into ``folder``, and returns the paths of the files.
+    """Writes a comparison into ``folder`` and returns the paths of the files: tables (comparison.csv, .md and .tex,
+    targets.csv), curves.png and .svg, the page report.html, and comparison.json, which records what was compared.
 
     Raises :class:`UserError` if the folder can't be written to, or holds something else than this comparison.
     """
@@ -89,7 +92,8 @@ def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
 
 
 def lines(comparison: ComparisonTables) -> Iterator[str]:
-    """Yields the lines that the command prints: the first tables of each environment, and what makes it unequal."""
+    """Yields the lines of text that ``fedray compare`` prints: for each environment the table of results and a table
+    for each target, then what makes the groups unequal, and at the end the runs that were left out."""
     for environment in comparison.environments:
         if environment.name:
             yield environment.name
@@ -135,7 +139,7 @@ def _left_out(comparison: ComparisonTables) -> list[str]:
 
 
 def page_of(comparison: ComparisonTables) -> Page:
-    """Returns the page of a comparison."""
+    """Returns the HTML page of a comparison, report.html, with all of its tables, pictures and notes."""
     sections = [
         Section(
             each.name or "The groups",
