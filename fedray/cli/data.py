@@ -26,7 +26,8 @@ SOURCE is the same as data.source=SOURCE. Keys: see fedray keys."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray data`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     parser = commands.add_parser(
         "data",
         help="show how the data are spread over the clients, or prepare them",

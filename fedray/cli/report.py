@@ -19,7 +19,8 @@ table of the winners, and all of its sweeps."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray report`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     parser = commands.add_parser(
         "report",
         help="make a page about a run, a sweep or a suite",

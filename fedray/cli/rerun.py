@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A run and its repetition.
+    """A run that was made a second time, to check that its results can be reproduced.
 
-    ``rounds`` is the number of rounds that both have. ``differ`` names what is not the same to the bit in these rounds:
-    columns of metrics.csv, and ``model`` for the final model.
+    ``original`` is the folder of the first run, and ``result`` the result of the second. ``rounds`` is the number of
+    rounds that both have. ``differ`` names what is not the same to the bit in these rounds: columns of metrics.csv, and
+    ``model`` for the final model.
     """
 
     original: Path
@@ -32,7 +33,8 @@ class Rerun:
 
 
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
-    """Repeats the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``.
+    """Repeats a run from the configuration in its folder, to check that the results are the same. If ``folder`` is that
+    of a sweep's trial, all runs of the trial are repeated. The repetitions are in new folders below ``runs/``.
 
     ``overrides`` are texts ``key=value`` that replace keys of the run's configuration. With ``verbose``, progress is
     shown. Returns a :class:`Rerun` for each run that was repeated; after an interruption the remaining runs are left
@@ -77,8 +79,8 @@ def _parts_outside_sweep(run: Path) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the folders of the runs to repeat: ``folder`` itself if it is a run's, or, if it is a trial's, the run
-    folders of all seeds in it.
+    """Returns the folders of the runs to repeat: ``folder`` itself if it is a run's, or the run folders of all seeds in
+    it if it is a trial's.
 
     Raises :class:`UserError` if there is no run.
     """

@@ -44,8 +44,8 @@ class CallbackContract:
         assert_same(_run(tmp_path / "with", run__callbacks=[self.callback]), _run(tmp_path / "without"))
 
     def test_a_run_with_it_can_be_resumed(self, tmp_path: Path) -> None:
-        """Checks that a run with the callback can be stopped and resumed in a new process, where the callback is made
-        anew, and ends with the same model and tables as a run that was never stopped."""
+        """Checks that a run with the callback can be stopped and resumed, with the callback made anew, and then ends
+        with the same model and tables as a run that was never stopped."""
         keys = {"run__callbacks": [self.callback], "run__checkpoint_every": 2}
         _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
         assert_same(_run(tmp_path / "parts", **keys), _run(tmp_path / "whole"))
