@@ -198,7 +198,7 @@ def run_experiment(
 def _run_with_ray(
     settings: Config, custom: Callable[[], CustomObjects], callbacks: Callbacks, display: Display
 ) -> RunResult:
-    """Runs an experiment, with a connection to Ray if that is its engine.
+    """Runs an experiment and returns its result. Connects to Ray first if the experiment runs on Ray.
 
     Raises :class:`RayNotStarted` if Ray can't be started. The run has changed nothing by then.
     """
@@ -210,8 +210,10 @@ def _run_with_ray(
 def _prepared(
     settings: Config, custom: Callable[[], CustomObjects], display: Display, start: RayStart
 ) -> tuple[Experiment, LocalEngine | RayEngine]:
-    """Returns the experiment and the engine that runs it. Only the engine refers to the data, so that it can free
-    them."""
+    """Returns the experiment and the engine that runs it.
+
+    The data are loaded here. Only the engine refers to them, so that it can free their memory.
+    """
     with collector_paused():
         from fedray.core.torch_state import neutral
         from fedray.experiment.resolve import resolve
@@ -228,7 +230,8 @@ def _prepared(
 
 
 def _line_about_end(result: RunResult) -> str:
-    """Returns the line that is shown at the end of a run."""
+    """Returns the line that is shown at the end of a run: status, rounds, final and best metric, hash of the model,
+    folder."""
     summary = result.summary
     name, final, best = (summary[key] for key in ("metric", "final", "best"))
     diverged = summary["status"] == "diverged"
@@ -243,13 +246,15 @@ def _line_about_end(result: RunResult) -> str:
 
 
 def _will_run_on_ray(settings: Config) -> bool:
-    """Returns whether Ray should be started right away, which a finished run does not need."""
+    """Returns whether Ray should be started right away. A run that is finished already, or that uses another engine,
+    needs no Ray."""
     finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
 def _surroundings(settings: Config, start: RayStart) -> Surroundings:
-    """Returns what this machine or the Ray cluster offers the run."""
+    """Returns what this machine or the Ray cluster offers the run: the device for ``engine.device=auto``, what an
+    earlier start of the run has decided, and whether a compiler is missing."""
     from fedray.experiment.placement import Surroundings, missing_compiler
     from fedray.tracking.folder import decided_in
 
@@ -270,7 +275,7 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
 
 
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
-    """Returns the device that ``engine.device: auto`` stands for.
+    """Returns the device, ``cpu`` or ``cuda``, that ``engine.device=auto`` stands for.
 
     A run that has begun in ``folder`` stays on its device, because another one would compute other bits. A new run uses
     a GPU if this machine or the Ray cluster has one.

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A user asked for something that can't be done. The message says what is wrong, where, and what would be right.
+    """Raised if a user asked for something that can't be done. The message says what is wrong, where, and what would be
+    right.
 
     The command line prints the message as one line and exits with code 2, without a traceback.
     """
@@ -18,7 +19,8 @@ class RayNotStarted(UserError):
 
 
 class ClientError(Exception):
-    """Code that runs at the clients (model, loss, algorithm) raised an exception, or the actors that ran it kept dying.
+    """Raised if code that runs at the clients (model, loss, algorithm) raised an exception, or if the Ray actors that
+    ran this code kept dying.
 
     The message names the client, round and node, and has the original traceback. The command line exits with code 1.
     """

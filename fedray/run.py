@@ -37,7 +37,8 @@ def main(default: str | None = None) -> None:
 
 
 def _prepare_streams() -> None:
-    """Makes the output streams accept every character, and replaces a stream that is closed."""
+    """Makes standard output and standard error accept every character, and replaces a stream that the caller has
+    closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed by whoever started the program

@@ -22,7 +22,8 @@ class FedrayWarning(UserWarning):
 
 
 def as_warning(line: str) -> str:
-    """Returns ``line`` with :data:`WARNING` in front, unless it begins with that already."""
+    """Returns ``line`` as a warning for the user, that is, with "warning: " (:data:`WARNING`) in front, unless the line
+    begins with that already."""
     return line if line.startswith(WARNING) else WARNING + line
 
 

@@ -208,7 +208,8 @@ class Algorithm:
     @property
     def momentum_window(self) -> int:
         """The number of rounds tau if clients follow the mean of the server's updates in the last tau rounds, as in
-        GHBM, and otherwise 0. With ``run.diagnostics=all_clients``, the column ``momentum_error`` is then recorded."""
+        GHBM, and otherwise 0. If it is not 0, runs with ``run.diagnostics=all_clients`` record the column
+        ``momentum_error``."""
         return 0
 
     @property
@@ -267,7 +268,8 @@ class Algorithm:
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
-        """Yields warnings about settings with which the algorithm differs from its paper's description.
+        """Yields warnings for the user, as lines of text, about settings with which the algorithm differs from its
+        paper's description.
 
         Args:
             momentum: the momentum of the clients' optimizer, ``train.momentum``.

@@ -67,12 +67,14 @@ class GHBM(FedAvg):
 
 
 class _OwnWindow(FedAvg):
-    """The variants in which each client has a different window: the rounds since it last took part."""
+    """The base class of the variants of GHBM in which each client has a different momentum window: the rounds since it
+    last took part."""
 
     any_optimizer = False
 
     def scale(self, client: ClientPhase) -> Tensor | float:
-        """Returns s_i: one over the number of rounds in the window, or the participation ratio instead."""
+        """Returns the factor s_i of a client's momentum: one over the number of rounds in its window, ``[C, 1]``, or
+        the participation ratio instead."""
         if self.hyper.scale == "participation":
             return client.members / client.N
         return 1 / client.gap.clamp(min=1)

@@ -17,8 +17,8 @@ Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 class Upload:
     """What the clients of a stack send to the server under one name: a model or a vector v_i of each client.
 
-    The server gets only the weighted sum over the cohort. Each of the methods below makes an upload with other
-    weights::
+    The server gets only a weighted sum over the cohort, ``sums[name]``. Do not call the class itself: its methods make
+    uploads that differ in the weights::
 
         Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
 
@@ -63,7 +63,7 @@ class Upload:
 
 @dataclass
 class Result:
-    """What a phase returns for a stack of C clients: what they send, and what they keep.
+    """What a phase returns for a stack of C clients that are computed together: what they send, and what they keep.
 
     For example ``Result({"y": Upload.weighted_mean(y)}, state={"c": c})``. A phase must return the same names in every
     round for every client.

@@ -89,7 +89,8 @@ class PFedMo(Algorithm):
         return Carry({"x": x, "m": m})
 
     def _personal(self, server: Any, a: Tensor | float) -> tuple[Model, Tensor]:
-        """Returns (x_i+, m_i+) of eqs. 11-12 from the server's four vectors and the scores ``a``."""
+        """Returns the models and momentum (x_i+, m_i+) from which clients start, by eqs. 11-12, given the server's four
+        vectors and the clients' scores ``a``."""
         m = (1 - a) * server["m"] + a * server["m_rep"]
         x = _mixed(server["x"], server["x_rep"], a)
         return (x + (server["m"] - m) if self.hyper.contrast else x), m
@@ -141,7 +142,8 @@ class PFedMo(Algorithm):
         server.client_scalars["score"] = scores
 
     def _mean_a(self, server: ServerState) -> float:
-        """Returns sum_j p_j a_j of the last scored cohort (0 in round 1, where nothing is scored)."""
+        """Returns sum_j p_j a_j, the mean score of the last scored cohort, for clients without a score. It is 0 in
+        round 1, where nothing is scored."""
         return server.column("mean_a").get(0, 0.0)
 
     def eval_model(self, server: ServerState) -> Model:
@@ -163,8 +165,8 @@ class PFedMo(Algorithm):
 
 
 def _mixed(x: Model, x_rep: Model, a: Tensor | float) -> Model:
-    """Returns (1 - a) x + a x_rep. Buffers are mixed only where they differ, because a constant buffer may hold
-    infinities."""
+    """Returns the model (1 - a) x + a x_rep. Buffers are mixed only where they differ, because a constant buffer may
+    hold infinities."""
     parameters = (1 - a) * x.parameters + a * x_rep.parameters
     if not x.has_buffers:
         return Model(parameters, x.width)

@@ -52,7 +52,8 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _source_or_file(word: str) -> str:
-    """Returns ``data.source=WORD`` if ``word`` is the name of a source, and otherwise ``word`` itself."""
+    """Returns ``data.source=WORD`` if ``word`` is the name of a data source, and otherwise ``word`` itself, a file or a
+    setting. Raises :class:`UserError` if it is neither."""
     from fedray.data.sources.source import SOURCES
 
     if word in SOURCES:

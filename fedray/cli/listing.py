@@ -100,7 +100,7 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _facts(cls: type[Algorithm]) -> str:
-    """Returns a text that names an algorithm's paper and what the algorithm needs."""
+    """Returns a text about an algorithm: its paper, and what it needs, such as a public set."""
     from fedray.models.heads import DEFAULT
 
     facts = [cls.paper] if cls.paper else []

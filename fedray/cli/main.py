@@ -79,7 +79,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Raises :class:`UserError` for an unknown command, and for keys without their ``=``.
+    """Checks the words of a command line before argparse reads them. Raises :class:`UserError` for an unknown command,
+    and for keys without their ``=``.
 
     argparse's own messages would not suggest the command that was meant, and argparse does not know the keys.
     """

@@ -49,8 +49,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _page(folder: Path) -> Any:
-    """Returns the page about the run, sweep or suite in ``folder``. Raises :class:`UserError` if it holds none of
-    these."""
+    """Returns the page about the run, sweep or suite in ``folder``. Raises :class:`UserError` if the folder holds none
+    of these."""
     from fedray.tuning.spec import RECORD, read_sweeps
     from fedray.tuning.suite import SUITE_RECORD, suite_of_folder
 

@@ -68,7 +68,8 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
 
 
 def _parts_outside_sweep(run: Path) -> int:
-    """Returns how many parts of a run's path come before its sweep's name, which may itself consist of several folders.
+    """Returns how many parts of a run's path come before the name of its sweep, which may itself consist of several
+    folders. The parts from there on name the repeated run.
 
     For a run that belongs to no sweep it returns -1, the index of the last part.
     """
@@ -91,7 +92,8 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
-    """Returns the number of rounds that both runs have, and the names of what differs in them.
+    """Compares a run with its repetition, both given by their folders. Returns the number of rounds that both have, and
+    the names of the columns that differ in these rounds, with ``model`` for the final model.
 
     Times are not compared. The final models are compared only if both runs have the same number of rounds.
     """

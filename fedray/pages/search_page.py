@@ -73,8 +73,8 @@ def _of_sweep(spec: SweepSpec) -> Section:
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table as texts: numbers with four digits, or all digits before the point, bytes and FLOPs with units,
-    and empty cells for missing values."""
+    """Returns a table for the page, with texts as cells: numbers with four digits, or all digits before the point,
+    bytes and FLOPs with units, and empty cells for missing values."""
 
     def text(value: object, unit: str) -> str:
         return in_units(value, unit) if isinstance(value, float) else "" if value is None else str(value)

@@ -101,7 +101,8 @@ class ComparisonTables:
 
 
 def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Returns rows as a table, in which a tuple of numbers becomes a text."""
+    """Returns ``rows``, dicts by column, as a DataFrame, in which a tuple of numbers becomes a text such as
+    ``0.91 0.92``."""
     return pd.DataFrame(
         [{key: " ".join(map(str, x)) if isinstance(x, tuple) else x for key, x in row.items()} for row in rows]
     )

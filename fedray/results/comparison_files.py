@@ -113,7 +113,7 @@ def lines(comparison: ComparisonTables) -> Iterator[str]:
 
 
 def _aligned(table: Table) -> Iterator[str]:
-    """Yields the lines of a table for a monospaced font. The names of the rows are aligned at the left."""
+    """Yields the lines of a table as it is printed on a terminal. The names of the rows are aligned at the left."""
     names = table.cells.iloc[:, 0]
     width = max(map(len, names))
     cells = table.cells.assign(**{str(names.name): names.str.ljust(width)})
@@ -125,7 +125,8 @@ def _markdown(table: Table) -> str:
 
 
 def _lines_below(comparison: ComparisonTables) -> Iterator[str]:
-    """Yields the lines below the tables: what makes them unequal, which runs are left out, and what the words mean."""
+    """Yields the text below the tables in comparison.md: what makes groups unequal, which runs are left out, and what
+    the words mean."""
     unequal = [(f"{each.name}: {UNEQUAL}" if each.name else UNEQUAL, each.notes) for each in comparison.environments]
     for title, notes in [*unequal, (BETWEEN, comparison.notes), ("Left out:", _left_out(comparison))]:
         if notes:
@@ -167,7 +168,8 @@ def page_of(comparison: ComparisonTables) -> Page:
 
 
 def _common_settings(comparison: ComparisonTables) -> str:
-    """Returns the values of the settings that describe the runs, as far as they are the same in all runs."""
+    """Returns a text for the top of the page: the values of the most important settings that are the same in all
+    runs."""
     same = {}
     for key in COMMON:
         values = [run.settings.get(key) for run in comparison.runs]

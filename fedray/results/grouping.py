@@ -59,7 +59,8 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The name of the group within its environment, such as ``fedprox, mu=0.1``."""
+        """The name of the group, such as ``fedprox, mu=0.1``, which distinguishes it from others on the same data with
+        the same model."""
         return name_of_values(self.values) or self.algorithm
 
     @property
@@ -85,7 +86,7 @@ def name_of_values(values: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """Returns a number in as few digits as show its exact value."""
+    """Returns a number as text, in as few digits as show its exact value."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
@@ -124,7 +125,8 @@ def _select(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
-    """Returns the keys that differ between any two of the runs that have them, in the order of :data:`FIRST`."""
+    """Returns the settings (dotted keys) that differ between any two of the runs that have them, in the order of
+    :data:`FIRST`. Keys that may differ within a group are left out."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for key, value in run.identity.items():
@@ -140,7 +142,7 @@ def is_ignored(key: str) -> bool:
 
 
 def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[RecordedRun]) -> list[str]:
-    """Returns the ``keys`` that carry information: their values do not follow from the keys ``known`` and the keys
+    """Returns those of ``keys`` that carry information: their values do not follow from the keys ``known`` and the keys
     before them."""
     chosen: list[str] = []
     for key in keys:
@@ -150,7 +152,7 @@ def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[Recor
 
 
 def _partition(runs: Iterable[RecordedRun], keys: Sequence[str]) -> list[list[RecordedRun]]:
-    """Returns lists of runs; the runs in a list have the same values of ``keys``."""
+    """Divides ``runs`` into lists: the runs in a list have the same values of ``keys``."""
     found: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in runs:
         identity = run.identity
@@ -176,7 +178,7 @@ def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[RecordedRun]
 
 
 def _order(values: Mapping[str, Any]) -> Iterator[tuple[int, float, str]]:
-    """Yields the sort keys of values: numbers come before texts, and are sorted by size."""
+    """Yields the sort keys of a group's values, so that numbers come before texts and are sorted by size."""
     for value in values.values():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         yield (0, float(value), "") if is_number else (1, 0.0, str(value))

@@ -51,7 +51,8 @@ def number_figures(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]
 
 
 def _quantities(comparison: ComparisonTables) -> Iterator[Quantity]:
-    """Yields the final metric, the rounds to each target that all environments have, and the seconds of a round."""
+    """Yields the results that are drawn over a number: the final metric, the rounds to each target that all
+    environments have, and the seconds of a round."""
     measure, table = comparison.measure, comparison.table
     table["lost"] = table["diverged"] > 0
     final = table.assign(value=measure.scale * table["final"], margin=measure.scale * table["final_margin"])
@@ -67,7 +68,8 @@ def _quantities(comparison: ComparisonTables) -> Iterator[Quantity]:
 
 
 def _lines_over(key: str, others: Sequence[str], table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Returns the rows of each line, by the line's name.
+    """Returns the rows of ``table`` from which each line of a picture over ``key`` is drawn, as DataFrames by the
+    line's name.
 
     There is a line for each choice of the keys ``others`` for which there are at least two numbers of ``key``.
     """

@@ -74,7 +74,7 @@ def panels_of(comparison: ComparisonTables, environment: Environment, columns: S
 
 
 def _lines(groups: Sequence[Group], comparison: ComparisonTables) -> dict[str, Line]:
-    """Returns the line style for the name of each group.
+    """Returns the line style of each group, by the group's name.
 
     A name has the same style in all pictures, if there are not more names than styles.
     """
@@ -89,7 +89,8 @@ def _name(group: Group) -> str:
 
 
 def _clients_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Yields figures of the metric's distribution over clients, if they were scored, each after a sentence about it."""
+    """Yields figures of the metric's distribution over clients, if clients were scored, as pairs of a sentence about
+    the figure and the figure."""
     measure = comparison.measure
     for groups in parts_of(environment.groups, environment.baseline):
         found = {group: distribution(group.runs, measure) for group in groups}

@@ -158,8 +158,8 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[RecordedRun], list[LeftOut]]:
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
-    """Yields the run folders in ``path`` and below it, and remains of run folders, sorted by name. Links are followed;
-    hidden folders are skipped."""
+    """Yields the run folders in ``path`` and below it, sorted by name, and also folders with remains of a run. Links
+    are followed; hidden folders are skipped."""
     seen = set()
     for place, folders, files in os.walk(path, followlinks=True):
         # a link may lead in a circle
@@ -199,8 +199,8 @@ def read_run(folder: Path) -> RecordedRun | LeftOut:
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    """Reads config.yaml, and returns the settings by dotted key. Raises :class:`UserError` if the file is
-    incomplete."""
+    """Reads config.yaml in a run's ``folder``, and returns the settings by dotted key. Raises :class:`UserError` if the
+    file is incomplete."""
     recorded = read_file(folder / "config.yaml")
     lacking = [name for name in SECTIONS if not isinstance(recorded.get(name), Mapping)]
     if lacking:
@@ -211,8 +211,8 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
-    """Reads a JSON file with an object. Raises :class:`UserError` if it does not have the keys and types in
-    ``types``."""
+    """Reads a JSON file that holds an object, and returns it as a dict. Raises :class:`UserError` if the object lacks a
+    key in ``types`` or has a value of another type than ``types`` says."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -226,7 +226,8 @@ def _read_object(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _read_rows(folder: Path, rounds: int) -> pd.DataFrame:
-    """Reads metrics.csv, and adds the column ``bytes``. Raises :class:`UserError` if columns or rounds are missing."""
+    """Reads metrics.csv in a run's ``folder`` as a DataFrame with a row for each round, and adds the column ``bytes``.
+    Raises :class:`UserError` if columns or rounds are missing."""
     try:
         rows = read_metrics(folder)
     except OSError as error:

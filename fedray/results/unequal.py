@@ -114,8 +114,8 @@ def what_is_unequal(groups: Sequence[Group]) -> list[str]:
 
 
 def _settings(groups: Sequence[Group]) -> Iterator[str]:
-    """Yields lines about other settings that differ between groups, such as the learning rate of each algorithm.
-    Settings of an algorithm are only compared between groups of this algorithm."""
+    """Yields notes about settings that differ between groups and that no :class:`Fact` is about, such as the learning
+    rate of each algorithm. Settings of an algorithm are only compared between groups of this algorithm."""
     in_facts = {MODEL_CODE, *(key for fact in FACTS for key in fact.keys)}
     for key in _further_keys(groups):
         if key in in_facts:
@@ -160,7 +160,8 @@ def _text(value: Any) -> str:
 
 
 def _by_value(values: Mapping[str, str]) -> str:
-    """Returns the groups with each value as text, such as ``uniform in scaffold; samples in all others``."""
+    """Returns a text that names the groups with each value, such as ``uniform in scaffold; samples in all others``.
+    ``values`` has the value of each group, by the group's name."""
     groups: dict[str, list[str]] = {}
     for label, value in values.items():
         groups.setdefault(value, []).append(label)
@@ -170,13 +171,14 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Returns a list of groups' names as text, joined by "and" because the names contain commas."""
+    """Returns the names of groups as text, joined by "and" because the names contain commas. Only the first six are
+    named."""
     rest = len(labels) - LISTED
     return " and ".join([*labels[:LISTED], *([f"{rest} more"] if rest > 0 else [])])
 
 
 def _partitions(groups: Sequence[Group]) -> Iterator[str]:
-    """Yields a line if clients hold different samples in two runs with the same seeds and the same settings of the
+    """Yields a note if clients hold different samples in two runs with the same seeds and the same settings of the
     data."""
     found: dict[tuple[Any, ...], set[Any]] = {}
     for group in groups:

@@ -300,11 +300,11 @@ def assert_same(a: RunResult, b: RunResult) -> None:
 
 
 def _checked_direction(direction: Callable[..., tuple[Tensor, Carry]]) -> Callable[..., tuple[Tensor, Carry]]:
-    """Returns the method ``direction`` of :class:`LocalOptimizer` with an additional check: its result is compared with
-    torch.optim.SGD.
+    """Wraps the method ``direction`` of :class:`LocalOptimizer` for a test: the wrapped method also asserts that its
+    result is that of torch.optim.SGD.
 
-    Each client optimizer has its own torch optimizers. What it remembers before its first step comes from the
-    algorithm, and torch's optimizers start with the same.
+    Each client optimizer has torch optimizers for comparison, one for each model. What a client optimizer remembers
+    before its first step comes from the algorithm, and the torch optimizers start with the same momentum.
     """
     torchs: dict[LocalOptimizer, dict[str, tuple[nn.Parameter, torch.optim.SGD]]] = {}
 
@@ -349,7 +349,7 @@ def _open_run(
 
 
 def _result(experiment: Experiment) -> RunResult:
-    """Returns the result in the folder of an opened run."""
+    """Returns the result of a run that was made without :func:`simulate`, read from its folder."""
     run = experiment.config.run
     return RunResult(Path(run.output) / str(run.name), experiment.module)
 

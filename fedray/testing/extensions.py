@@ -26,7 +26,8 @@ from fedray.usercode.extensions import Entry, make
 
 
 def _run(folder: Path, callbacks: Any = (), **changes: Any) -> RunResult:
-    """Returns a run of FedAvg in ``folder``. The names in ``changes`` are keys with ``__`` in place of dots."""
+    """Makes a run of FedAvg on a small data set, in ``folder``, and returns its result. ``changes`` replace keys; in
+    their names ``__`` stands for a dot."""
     settings = {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder)}
     settings |= {key.replace("__", "."): value for key, value in changes.items()}
     return simulate(settings, data=small_source(), callbacks=callbacks)

@@ -57,7 +57,8 @@ class DoublingPool(LocalPool):
         return Worker(clients).run(task)
 
     def _found(self, result: Any) -> dict[str, Any]:
-        """Returns what must be the same in ``result`` if a phase is run again."""
+        """Returns what must be the same in ``result`` if a phase is run again: hashes of sums and states, weights and
+        scalars. Results of other tasks are not compared."""
         if not isinstance(result, PhaseResult):
             return {}
         return {

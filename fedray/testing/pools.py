@@ -223,7 +223,8 @@ def _check_returned(tasks: Sequence[PhaseTask], returned: Sequence[PhaseTask]) -
 
 
 def _bits(result: PhaseResult, run: Run) -> dict[str, Any]:
-    """Returns the content of a result as plain values that can be compared."""
+    """Returns the content of a task's result as plain values (bytes, numbers, texts), which can be compared by
+    ``==``."""
     nodes = {
         (name, node): np.asarray(value).tobytes()
         for name, partial in result.sums.items()

@@ -194,9 +194,10 @@ def run_sweeps(
 
 
 def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, start: RayStart, view: View) -> bool:
-    """Runs the trials of ``source``, which combines ``sweeps`` and further sources.
+    """Runs the trials of ``source``, which combines the trials of ``sweeps`` and of further sources, such as a suite's
+    final runs.
 
-    Returns whether the user interrupted them.
+    Returns whether the user interrupted the trials.
     """
     started_here = start.ready()
     from fedray.core.transform import SeededTransform

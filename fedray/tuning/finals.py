@@ -52,7 +52,8 @@ class Final:
 
 
 def label_of(spec: SweepSpec) -> str:
-    """Returns the name of a suite's sweep without the name of the suite: ``fedavg`` of ``sample/fedavg``."""
+    """Returns the name of a sweep within its suite, which is the name of the algorithm's space file: ``fedavg`` if the
+    sweep is called ``sample/fedavg``."""
     return spec.name.rpartition("/")[2]
 
 
@@ -127,7 +128,8 @@ class FinalRuns:
         return self.final.folder(self.sweep.study.best()[0].number) / f"seed-{seed}"
 
     def _skip_finished(self) -> None:
-        """Removes the seeds of finished runs, or all seeds if no trial of the sweep can win."""
+        """Removes the seeds of finished runs from ``left``. If the sweep has ended without a trial that can win, it
+        removes all."""
         if self.sweep.finished and not self.sweep.study.best():
             self.left = []
         if self.sweep.finished:

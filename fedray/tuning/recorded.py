@@ -76,5 +76,6 @@ def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
 
 
 def list_keys(keys: Sequence[str]) -> str:
-    """Returns the first six ``keys`` as a part of a sentence, such as ``tune.seeds, run.rounds differ``."""
+    """Returns a part of a sentence for error messages, which names the first six of ``keys``, such as
+    ``tune.seeds, run.rounds differ``."""
     return f"{', '.join(keys[:6])} differ{'s' if len(keys) == 1 else ''}"

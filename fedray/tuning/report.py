@@ -171,7 +171,8 @@ def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
 
 
 def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str, optuna.Study]]:
-    """Yields each objective with a study of this objective alone, without trials whose value is missing or not finite.
+    """Yields the name of each objective together with a study of this objective alone, for pictures. The study has no
+    trials whose value is missing or not finite.
 
     Optuna's pictures show one objective, and can't show infinite or missing values.
     """
@@ -194,7 +195,8 @@ def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str,
 
 
 def _importances(study: optuna.Study) -> dict[str, float]:
-    """Returns the importance of each searched key for the objective of ``study``, computed by PED-ANOVA.
+    """Returns how much each searched key matters for the objective of ``study``, as numbers by key, computed by
+    PED-ANOVA. They sum to 1.
 
     Keys that some complete trials lack, or that have the same value in all of them, are left out. The result is empty
     if there are fewer than :data:`LEAST_TRIALS` complete trials, or if Optuna finds too few different values.
@@ -212,7 +214,8 @@ def _importances(study: optuna.Study) -> dict[str, float]:
 
 
 def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> Iterator[tuple[str, Any]]:
-    """Yields the name and axes of each of Optuna's pictures that this study allows."""
+    """Yields Optuna's pictures of a study, as far as it has enough trials: the name of the file, such as "history", and
+    the axes."""
     from optuna.visualization import matplotlib as draw
 
     yield "history", draw.plot_optimization_history(study, target_name=objective)

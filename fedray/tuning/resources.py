@@ -127,7 +127,8 @@ def bundles_of(engine: EngineConfig) -> Bundles:
 
 
 def _share(engine: EngineConfig) -> dict[str, float]:
-    """Returns the CPUs and GPUs of a client actor, or of a trial that is one process."""
+    """Returns the CPUs and GPUs that one client actor takes, or a trial that is one process:
+    ``{"CPU": 1, "GPU": 0.5}``."""
     gpus = 1 / engine.actors_per_gpu if isinstance(engine.actors_per_gpu, int) else engine.gpus_per_actor
     return {"CPU": engine.cpus_per_actor, "GPU": gpus}
 
@@ -158,7 +159,8 @@ def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: b
 
 
 def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
-    """Returns how many copies of ``bundles`` fit on ``nodes``; each bundle goes to the first node with room for it."""
+    """Returns how many trials with the resources ``bundles`` fit on the nodes of the cluster at the same time.
+    ``nodes`` has the resources of each node; each bundle goes to the first node with room for it."""
     left = [dict(node) for node in nodes]
     for count in range(10_000):
         for bundle in bundles:

@@ -285,7 +285,7 @@ def run_trials(
 
 @contextlib.contextmanager
 def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
-    """A context in which Tune's environment variables are set and its logger is silent."""
+    """A context in which Ray Tune's environment variables are set for our use and its logger is silent."""
     settings = SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": str(max_concurrent_trials)}
     before = {name: os.environ.get(name) for name in settings}
     logger = logging.getLogger("ray.tune")
@@ -304,7 +304,7 @@ def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
 
 
 def _cause_of_death(trial: Any) -> str:
-    """Returns why the process of a Tune trial died: one line, and under it whatever else Ray says."""
+    """Returns why the process of a trial of Ray Tune died: one line, and under it whatever else Ray says."""
     # trial.get_error() looks for this file in the storage, where Tune would copy it only later
     found = Path(trial.error_file).read_text(encoding="utf-8", errors="replace") if trial.error_file else ""
     lines = [line for line in found.splitlines() if line.strip() and not line.startswith("Failure #")]

@@ -145,7 +145,8 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
 
 
 def _permanent_url(url: str) -> str:
-    """Returns ``url`` with an absolute path, so that it means the same file from every working directory."""
+    """Returns the Optuna URL ``url`` with an absolute path, so that it means the same file from every working
+    directory. Raises :class:`UserError` for a database in memory."""
     found = re.fullmatch(r"(sqlite[^:]*:///?)(.*)", url)
     if not found:
         return url

@@ -133,7 +133,8 @@ class Space:
                 yield {**self._needed(parameter, base), parameter.key: value}
 
     def _needed(self, parameter: Parameter, base: Mapping[str, Any]) -> Values:
-        """Returns the values that keys of ``base`` must be changed to so that ``parameter`` is searched."""
+        """Returns the values, by dotted key, that keys of ``base`` must be changed to so that the conditions of
+        ``parameter`` are met and it is searched."""
         needed: Values = {}
         if not parameter.active(base):
             for key, values in parameter.when:

@@ -181,7 +181,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain_values(values: Any) -> Any:
-    """Returns a mapping from Python with NumPy's arrays and numbers replaced by plain lists and numbers."""
+    """Returns ``values``, a space that was passed from Python, with NumPy's arrays and numbers replaced by plain lists
+    and numbers."""
     if isinstance(values, Mapping):
         return {key: _plain_values(value) for key, value in values.items()}
     if isinstance(values, Sequence) and not isinstance(values, str):
@@ -264,8 +265,12 @@ def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, 
 def _environments(
     listed: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields a label and the settings of each environment: every combination of the ``listed`` values, without the keys
-    in ``fixed``. If there are no environments, it yields one with an empty label and no settings."""
+    """Yields a label, such as ``alpha-0.1``, and the settings of each environment of a space file. The environments are
+    all combinations of the ``listed`` values, which are lists by key.
+
+    Keys in ``fixed``, which the user has set, are left out. If there are no environments, it yields one with an empty
+    label and no settings. Raises :class:`UserError` for a key in ``searched``.
+    """
     free = {str(key): values for key, values in listed.items() if key not in fixed}
     for key, values in free.items():
         if not isinstance(values, list) or not values:
@@ -304,7 +309,8 @@ def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict
 
 
 def _check(spec: SweepSpec) -> None:
-    """Raises :class:`UserError` if ``spec`` sets what a sweep decides itself, or searches what can't be searched."""
+    """Raises :class:`UserError` if the space file of ``spec`` sets keys that a sweep decides itself, searches keys that
+    can't be searched, or has too long a name."""
     for key in DECIDED:
         if key in spec.base or key in spec.raw_space:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)

@@ -78,7 +78,8 @@ def _journal(path: Path) -> BaseStorage:
 
 
 def _checked(opened: Callable[[], BaseStorage], where: object) -> BaseStorage:
-    """Returns ``opened()``. Raises :class:`UserError` about ``where`` if it can't be opened and read."""
+    """Calls ``opened`` and returns the storage that it opens. Raises :class:`UserError`, with a message that begins
+    with ``where``, if the storage can't be opened and read."""
     try:
         storage = opened()
         optuna.get_all_study_names(storage)

@@ -80,7 +80,8 @@ class Study:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """All trials by number, including those that are still queued."""
+        """All trials of the sweep in the form in which Optuna records them, by number, including those that are still
+        queued."""
         return self._study.get_trials(deepcopy=False)
 
     def best(self) -> list[FrozenTrial]:

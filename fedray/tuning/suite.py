@@ -173,7 +173,8 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
 
 @dataclass(frozen=True)
 class _Common:
-    """The settings that all algorithms of a suite share. ``overrides`` are those of the command line."""
+    """The settings in a suite's file that all algorithms share: its sections base, space and tune. ``overrides`` are
+    the keys that the command line sets."""
 
     base: Mapping[str, Any]
     space: Mapping[str, Any]
@@ -181,18 +182,24 @@ class _Common:
     overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Returns whether ``key`` is a hyper-parameter of an algorithm or optimizer that the suite neither sets nor
-        searches."""
+        """Returns whether a space file of an algorithm may decide ``key``: it is a hyper-parameter of the algorithm or
+        an optimizer, and the suite neither sets nor searches it."""
         is_of_algorithm = key.startswith("algorithm.") or key in OF_OPTIMIZERS
         return is_of_algorithm and not any(key in keys for keys in (self.base, self.space, self.overrides))
 
     def left_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the items of ``keys`` that the suite leaves to each algorithm."""
+        """Returns those items of ``keys``, a dict by dotted key, that the suite leaves to the space file of each
+        algorithm."""
         return {key: value for key, value in keys.items() if self.leaves(str(key))}
 
 
 def _sweep_of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
-    """Returns the sweep of one algorithm, and the keys that its space file searches but the sweep does not."""
+    """Returns the sweep of one algorithm in a suite, and the keys that the algorithm's space file searches but the
+    sweep does not.
+
+    ``name`` is the path or name of the space file, ``prefix`` the suite's name with a slash, and ``suite`` the path of
+    the suite's file, beside which the space file is looked for first.
+    """
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
     values, where = read_file(path), f"{path}: "
@@ -222,12 +229,13 @@ def _algorithm_of(spec: SweepSpec) -> type[Algorithm]:
 
 
 def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
-    """Returns the sweeps with the same model head, weighting and public set, as far as the suite does not set these.
+    """Returns the sweeps of a suite with the same model head, weighting and public set, as far as the suite does not
+    set these.
 
     With ``auto``, some algorithms put a projection head on the model, weight clients as in their paper, or hold out
     samples for the server. In a suite all get the smallest head with which each can work, weights by numbers of
-    samples, and the data source's public set if any algorithm needs one. The second value has a line for the user
-    about each setting that some of the algorithms would not have by default.
+    samples, and the data source's public set if any algorithm needs one. The second value has a line for the user about
+    each setting that some of the algorithms would not have by default.
     """
     from fedray.data.sources.source import source_of
     from fedray.models.heads import DEFAULT
@@ -257,8 +265,8 @@ def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[s
 
 
 def _notes_on_optimizers(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
-    """Returns a line for each hyper-parameter of the optimizers that space files set or search, with the value of each
-    algorithm."""
+    """Returns lines for the user of a suite: one for each hyper-parameter of the optimizers that some space files set
+    or search, with its value for each algorithm."""
     defaults = flat(load({}).model_dump())
     notes = []
     for key in filter(common.leaves, OF_OPTIMIZERS):

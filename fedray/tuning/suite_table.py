@@ -132,7 +132,8 @@ def _spaced(values: Any) -> str:
 
 
 def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measure: Measure) -> pd.DataFrame:
-    """Returns the table in a readable form: accuracies in percent, bytes in megabytes, intervals beside means.
+    """Returns the suite's table in a readable form, with texts as cells: accuracies in percent, bytes in megabytes,
+    intervals beside means.
 
     ``objective`` is the objective by which trials were compared; None if no sweep has begun.
     """
@@ -186,7 +187,7 @@ def _difference(row: dict[str, Any], baseline: str, scale: float) -> str:
 
 
 def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: Measure) -> str:
-    """Returns the paragraph under the table, which explains its numbers."""
+    """Returns the paragraph under the suite's table, which explains its numbers."""
     has_baseline = bool(table.loc[table["algorithm"] == baseline, "accuracy"].notna().any())
     tests = int(table["p"].notna().sum()) if "p" in table else 0
     lines = [

@@ -163,7 +163,8 @@ class Sweep:
         return self._record_steps(number, trial, [(message.run + 1) * STEPS], may_stop=True)
 
     def _record_steps(self, number: int, trial: RunningTrial, steps: Sequence[int], may_stop: bool) -> bool:
-        """Records the value of a running trial at ``steps``, and returns whether the pruner stops it."""
+        """Records the objective's value of running trial ``number`` at ``steps``, which count its progress, and returns
+        whether the pruner stops the trial. With ``may_stop`` false it does not."""
         trial.step = steps[-1]
         stop = len(self.objectives) == 1 and self.study.report(number, steps, trial.value) and may_stop
         if stop:

@@ -98,7 +98,8 @@ class View:
         self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._time_left()}")
 
     def _time_left(self) -> str:
-        """Estimates the remaining time from the work done so far. Returns an empty text before any trial has begun."""
+        """Returns the estimated remaining time as text, such as ``  2:10 left``, or an empty text before any trial has
+        begun."""
         begun = [sweep.fraction_done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
         done = self._ended + sum(begun)
         left = sum(sweep.study.left(sweep.total) for sweep in self.sweeps) + sum(1 - part for part in begun)
@@ -125,13 +126,13 @@ def _empty_table(*titles: str) -> Table:
 
 
 def _counts(sweep: Sweep) -> str:
-    """Returns the number of a sweep's trials that have ended, and of all trials: ``3/30``."""
+    """Returns how many trials of a sweep have ended, of how many in total, as text: ``3/30``."""
     return f"{sweep.study.count(*ENDED)}/{sweep.study.wanted(sweep.total)}"
 
 
 def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
-    """Returns the best value so far, its trial and its sampled values. With several objectives it returns the size of
-    the Pareto front, and two empty texts."""
+    """Returns the cells of the progress table about a sweep's best trial: its value, its number and its sampled values.
+    With several objectives these are the size of the Pareto front, and two empty texts."""
     best = sweep.study.best()
     if not best:
         return "", "", ""
