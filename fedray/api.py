@@ -149,8 +149,8 @@ def custom_objects(
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
 ) -> CustomObjects:
-    """Bundles the objects that a user passed to :func:`simulate` (data, model, loss and so on) for the rest of the
-    program.
+    """Bundles the objects that a user passed to :func:`simulate` (data, model, loss and so on), so that they can be
+    handed on together.
 
     ``data`` and ``test``, in any of the forms that :func:`simulate` takes, become one :class:`Source`. What was not
     passed is None, or an empty dict for ``metrics``.

@@ -214,7 +214,7 @@ class Algorithm:
 
     @property
     def stateful(self) -> bool:
-        """Whether the algorithm's clients keep anything from one round in which they take part to the next."""
+        """Whether the algorithm's clients keep vectors or models from one round in which they take part to the next."""
         return bool(self.client_state or self.client_models)
 
     def begin(self, client: ClientPhase) -> Carry:
@@ -252,8 +252,8 @@ class Algorithm:
         return self.end(client, self.local_steps(client, self.begin(client)))
 
     def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
-        """Makes all local steps of a stack of clients, starting from ``carry``, and returns the carry after the last
-        step.
+        """Makes all local steps of a stack of clients that are computed together, and returns the carry (models and
+        vectors by name) after the last step. ``carry`` is what :meth:`begin` returned.
 
         Clients may make different numbers of steps J_i: those that are done keep their models while other clients of
         the stack continue.
@@ -295,7 +295,8 @@ class Algorithm:
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        """Applies the server's rule at the end of ``phase``: it changes the models and vectors of ``server``.
+        """Applies the server's rule at the end of ``phase``, when the clients' uploads have been summed: it changes the
+        models and vectors of ``server`` in place, and returns nothing.
 
         FedAvg's rule is ``server.move(sums["y"])``.
 

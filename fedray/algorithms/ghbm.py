@@ -110,7 +110,7 @@ class LocalGHBM(_OwnWindow):
 
 
 class FedHBM(_OwnWindow):
-    """FedAvg with a momentum for each client: a step moves away from a_i, its final model of the last participation:
+    """FedAvg with a momentum for each client: a step moves away from a_i, the client's final model of its last round:
     y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), with s_i = 1 / gap_i. At the first
     participation: no momentum (``standard``), or a_i the initial model (``shared``) or a newly drawn one (``random``),
     with s_i = 1 / max(1, r - 1).

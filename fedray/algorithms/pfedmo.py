@@ -112,7 +112,8 @@ class PFedMo(Algorithm):
 
     def score(self, client: ClientPhase) -> Result:
         """Runs the second phase of a round, ``score``. Returns the number that each client of a stack sends: l_i of
-        eqs. 8-9, ``[C, 1]``, the cross-entropy between its model and the representation model on the probe batch."""
+        eqs. 8-9, ``[C, 1]``, the cross-entropy between the outputs of the client's model and of the representation
+        model on a batch of probe samples."""
         logits = client.objective.class_logits(client.kept["x"], client.shared["inputs"])
         cross = -(client.shared["w"] * torch.log_softmax(logits, dim=-1)).sum(-1)
         return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})

@@ -33,8 +33,9 @@ class Rerun:
 
 
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
-    """Repeats a run from the configuration in its folder, to check that the results are the same. If ``folder`` is that
-    of a sweep's trial, all runs of the trial are repeated. The repetitions are in new folders below ``runs/``.
+    """Repeats the run in ``folder`` with the configuration that is recorded there, to check that the results are the
+    same. If ``folder`` is that of a sweep's trial, all runs of the trial are repeated. The repetitions are in new
+    folders below ``runs/``.
 
     ``overrides`` are texts ``key=value`` that replace keys of the run's configuration. With ``verbose``, progress is
     shown. Returns a :class:`Rerun` for each run that was repeated; after an interruption the remaining runs are left

@@ -30,7 +30,7 @@ BASELINE = "fedavg"
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonTables):
     """The result of :func:`compare`: tables (``table``, ``targets`` and ``curves()``, which are DataFrames), and
-    Matplotlib figures of these tables.
+    Matplotlib figures.
 
     Example:
         best = found.table["final"].max()

@@ -178,8 +178,9 @@ class PoolContract:
 
 
 def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
-    """Yields the phases of round 1 of an opened run, each as a pair of its name and its tasks, with one task for each
-    client. The caller does the tasks of a phase and updates the server before it asks for the next phase."""
+    """Prepares round 1 of an opened run, and yields its phases one after another, each as a pair of its name and its
+    tasks, with one task for each client. The caller does the tasks of a phase and updates the server before it asks for
+    the next phase."""
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
     server.round, server.lr = 1, 0.1

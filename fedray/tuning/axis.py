@@ -33,8 +33,8 @@ class RoundCost(NamedTuple):
     bytes: float
 
     def differs(self, other: RoundCost, axis: str) -> bool:
-        """Returns whether two costs differ by more than 1 % (:data:`SAME_COST`) on ``axis``, which is ``flops`` or
-        ``bytes``. This cost is compared with ``other``."""
+        """Returns whether this cost and ``other`` differ by more than 1 % (:data:`SAME_COST`) in their ``flops`` or
+        ``bytes``, whichever ``axis`` names."""
         return not math.isclose(getattr(self, axis), getattr(other, axis), rel_tol=SAME_COST)
 
 
@@ -52,10 +52,11 @@ def amount(row: Any, name: str) -> Any:
 
 
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
-    """Returns how much of a run is done, counted in steps: whole numbers from 0 to :data:`STEPS` (20).
+    """Returns how much of a run of a trial is done, counted in steps: a whole number from 0 to :data:`STEPS` (20). At
+    each step the trial may be stopped because its results are bad.
 
     ``row`` is the last row of metrics.csv of the run, ``axis`` is rounds, bytes or flops, and ``budget`` is how much of
-    the axis a whole run takes. At each step a trial may be stopped because its results are bad.
+    the axis a whole run takes.
     """
     return min(STEPS, whole_units(STEPS * amount(row, axis) / budget))
 
@@ -85,8 +86,8 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
 
 
 def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: str) -> str:
-    """Chooses the axis on which a sweep compares its trials, so that trials with the same amount of it have done equal
-    work. Returns ``"rounds"``, ``"flops"`` or ``"bytes"``.
+    """Chooses the quantity by which a sweep counts how far its trials are (its "axis"): trials with the same amount of
+    it should have done equal work when they are compared. Returns ``"rounds"``, ``"flops"`` or ``"bytes"``.
 
     ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
     all cost the same, the axis is rounds. If their FLOPs differ, it is FLOPs, and if only their bytes differ, it is
@@ -103,8 +104,8 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """Returns ``spec`` with a definite value of ``tune.pruner.axis`` in place of ``auto``, and lines to show to the
-    user.
+    """Replaces ``tune.pruner.axis=auto`` in the settings of a sweep by rounds, bytes or flops, the quantity by which
+    progress is counted when trials are compared. Returns the changed ``spec``, and lines to show to the user.
 
     ``base`` is the cost of a round of the base configuration. ``costs`` has, for each searched key, the costs of rounds
     with some of its values. A sweep that has begun keeps its axis. There is one line if the axis makes the pruner

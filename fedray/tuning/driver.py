@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What :func:`tune` returns for each sweep. The results are read from the sweep's ``folder`` when they are asked
-    for. ``interrupted`` is true if the user stopped the sweep before its end.
+    """What :func:`tune` returns for each sweep (search over hyper-parameters). The results are read from the sweep's
+    ``folder`` when they are asked for. ``interrupted`` is true if the user stopped the sweep before its end.
 
     Example::
 

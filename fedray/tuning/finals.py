@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Final:
-    """A configuration that a suite runs again on fresh seeds: that of the best trial of the sweep ``spec``, possibly
-    with some keys changed.
+    """A configuration that a suite runs again on fresh seeds (seeds that no trial has used): that of the best trial of
+    the sweep ``spec``, possibly with some keys changed.
 
     ``changed`` has the new values of the changed keys, by dotted key. ``what`` describes the change in the suite's
     table, and ``suffix`` in the name of the folder.
@@ -79,7 +79,7 @@ def is_finished(run: Path) -> bool:
 
 class FinalRuns:
     """The source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that runs ``final``, the best
-    configuration of ``sweep``, once for each fresh seed.
+    configuration of ``sweep``, once for each fresh seed (a seed that no trial has used).
 
     ``seeds`` is the number of fresh seeds. No run is handed out before the sweep has ended, because only then is its
     best trial known. Runs whose folders show that they are finished are left out. The attribute ``failures`` counts the

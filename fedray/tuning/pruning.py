@@ -35,7 +35,7 @@ def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
 
 
 class BetweenSeeds(BasePruner):
-    """A pruner for trials that consist of several runs, one for each seed.
+    """A pruner (it stops trials early) of Optuna for trials that consist of several runs, one for each seed.
 
     During the first run of a trial, the pruner ``within`` decides. Later the trial is stopped only at the end of a run,
     if the mean over its runs so far is worse than the median of the other trials after as many runs. The median counts

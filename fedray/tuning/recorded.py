@@ -40,8 +40,9 @@ def check_record(spec: SweepSpec) -> None:
 
 
 def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
-    """Returns ``spec`` with ``tune.objective`` filled in. If the space file sets no objective, it is the one in the
-    record of the sweep (sweep.yaml in its folder). If there is no record, ``spec`` is returned unchanged."""
+    """Returns ``spec`` with ``tune.objective`` filled in, so that a report knows by which column trials were compared.
+    If the space file sets no objective, the objective is taken from the record of the sweep (sweep.yaml in its folder).
+    If there is no record, ``spec`` is returned unchanged."""
     if spec.tune.objective or not (spec.folder / RECORD).exists():
         return spec
     recorded = read_record(spec.folder)["tune"].get("objective") or {}

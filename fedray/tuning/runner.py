@@ -69,8 +69,9 @@ class Shared:
 
 
 class TrialActor(tune.Trainable):
-    """The process in which Ray Tune runs a trial, and possibly further trials after it. Tune calls ``step()`` again and
-    again; each call lets the trial compute until its next message, such as a finished round, and returns this message.
+    """The process in which Ray Tune runs a trial (one choice of hyper-parameters), and possibly further trials after
+    it. Tune calls ``step()`` again and again; each call lets the trial compute until its next message, such as a
+    finished round, and returns this message.
 
     Tune's function API would need no thread of our own. But it waits only 2 s for a trial that it stops, so that a
     pruned run could lose its last records.
@@ -137,8 +138,8 @@ class SourceSearcher(Searcher):
             self.running.pop(trial_id, None)
 
     def trial_died(self, trial_id: str, error: str) -> None:
-        """Called when the process of a trial died or could not be set up. It puts the trial into the queue again, or
-        reports to the source that the trial failed if it was restarted too often.
+        """Called when the process of a trial died or could not be set up. The trial is queued again, or, if it was
+        restarted too often, reported to its source as failed.
 
         ``trial_id`` is Tune's name for the trial. The first line of ``error`` says why the process died.
         """

@@ -36,7 +36,7 @@ OPTIONS = ("step", "log", "when")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One searched key of a space, with the values that it may take.
+    """One key of the configuration that a sweep searches, with the values that it may take.
 
     ``kind`` is one of :data:`RANGES`, which go from ``low`` to ``high`` (both included), or of :data:`LISTS`, which
     have ``values``. ``step`` is the distance between the possible values of a range, if it is not continuous, and
@@ -109,11 +109,11 @@ class Space:
         return chosen
 
     def stored(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> Values:
-        """Returns the values with which Optuna can queue a trial that the user asked for, in the form in which Optuna
-        records them, by dotted key.
+        """Turns values that the user chose into a trial that Optuna can queue: returns a dict by dotted key, with the
+        values in the form in which Optuna records values.
 
-        ``values`` has the values that the user chose. Keys that it leaves out are taken from ``base``, the
-        configuration without searched values. Raises ValueError if a value is outside the space.
+        Keys that ``values`` leaves out are taken from ``base``, the configuration without searched values. Raises
+        ValueError if a value is outside the space.
         """
         chosen, found = dict(base), {}
         for parameter in self.parameters:

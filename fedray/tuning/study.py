@@ -31,7 +31,8 @@ VALUES, ERROR = "values", "error"
 
 
 class AskedTrial(NamedTuple):
-    """A trial that is to be run: its ``number`` in the study, from 0, and its sampled ``values`` by dotted key."""
+    """A trial (one choice of values in a sweep) that is to be run: its ``number`` in the study, from 0, and its
+    ``values`` by dotted key."""
 
     number: int
     values: Values
@@ -109,8 +110,9 @@ class Study:
         return AskedTrial(trial.number, values)
 
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
-        """Records the intermediate ``value`` of the objective of running trial ``number``, at each of ``steps``. Steps
-        count the progress of a trial over all of its runs, and the pruner compares trials at equal steps.
+        """Records the intermediate ``value`` of the objective of running trial ``number``, at each of ``steps``. A step
+        is a twentieth of a run; the steps of all runs of a trial are counted together, and the pruner compares trials
+        at equal steps.
 
         Returns whether the trial should be pruned (stopped early). Steps that are recorded already keep their values.
         """

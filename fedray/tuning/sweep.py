@@ -20,12 +20,13 @@ from fedray.util.files import write_whole
 
 @dataclass
 class RunningTrial:
-    """The progress of a trial that is running now, for the progress display and the pruner.
+    """The progress of a trial (one choice of values in a sweep) that is running now, for the progress display and the
+    pruner.
 
     ``values`` has the sampled values by dotted key. ``finals`` has a list for each of the trial's runs that has ended,
     with the last value of each objective. ``value`` is the mean of the first objective over the runs so far, of which
-    the last may still be running. ``step`` is the number of steps of the axis that were reached, counted over all runs
-    of the trial. ``diverged`` says that one of the runs diverged.
+    the last may still be running. ``step`` says how far the trial is, in twentieths of a run over all of its runs.
+    ``diverged`` says that one of the runs diverged.
     """
 
     values: Values
@@ -36,8 +37,8 @@ class RunningTrial:
 
 
 class SweepView(Protocol):
-    """The protocol of objects that are told what happens in a sweep, usually to show it to the user, as
-    :class:`fedray.tuning.view.View` does."""
+    """The protocol of objects that are told what happens in a sweep (a search over hyper-parameters), usually to show
+    it to the user, as :class:`fedray.tuning.view.View` does."""
 
     def say(self, line: str) -> None:
         """Called with a ``line`` of text for the user."""
@@ -111,7 +112,8 @@ class Sweep:
         return self._assignment(asked.number, asked.values)
 
     def fraction_done(self, trial: RunningTrial) -> float:
-        """Returns how much of a running trial is done, from 0 to 1, over all runs of the trial."""
+        """Returns how much of the running ``trial`` is done, from 0 to 1, over all of its runs, for the progress
+        display."""
         return trial.step / (STEPS * self.spec.tune.seeds)
 
     def _assignment(self, number: int, values: Values) -> Assignment:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Assignment(NamedTuple):
-    """A trial in the form in which it is sent to the process that runs it.
+    """A trial (one choice of values in a sweep) in the form in which it is sent to the process that runs it.
 
     ``key`` names the trial within its source. ``runs`` has a configuration (dotted keys) for each seed. The trial
     reports a round if ``objective`` was evaluated in this round and the run has reached a further step, a twentieth of
@@ -36,11 +36,11 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A message of a running trial: a round of one of its runs was evaluated.
+    """A message that a running trial sends to its source: a round of one of the trial's runs was evaluated.
 
-    ``run`` is the position of the run in the assignment, from 0. ``steps`` are the steps of the axis that this round
-    was the first to reach. ``row`` is the round's row of metrics.csv. ``is_last`` marks the last round of the trial's
-    last run.
+    ``run`` is the position of the run among the trial's runs, from 0. ``steps`` are the steps (twentieths of the run)
+    that this round was the first to reach. ``row`` is the round's row of metrics.csv. ``is_last`` marks the last round
+    of the trial's last run.
     """
 
     run: int
@@ -50,8 +50,8 @@ class Round(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """A message of a running trial: the run at position ``run`` of its assignment has ended with ``status``, such as
-    "completed" or "diverged". ``row`` is the run's last row of metrics.csv."""
+    """A message that a running trial sends to its source: one of the trial's runs, that at position ``run``, has ended
+    with ``status``, such as "completed" or "diverged". ``row`` is the run's last row of metrics.csv."""
 
     run: int
     status: str

@@ -9,8 +9,8 @@ from fedray.tuning.trial import Assignment, Message
 
 
 class TrialSource(Protocol):
-    """The protocol of objects that decide which trials run, and that receive the messages of these trials. A sweep is
-    one.
+    """The protocol of objects that decide which trials run, and that receive the messages of these trials. A trial is
+    one choice of hyper-parameters, and a sweep is a source of trials.
 
     Each trial has a key, which is part of its :class:`Assignment`. A source returns each trial only once. If the
     process of a trial dies, the caller starts the same assignment again, and tells the source by :meth:`trial_lost`.

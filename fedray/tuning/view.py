@@ -71,8 +71,8 @@ class View:
             self._live = None
 
     def progress(self) -> None:
-        """Shows how far the running trials are. It does nothing if it has shown this only a moment ago, so that it can
-        be called often."""
+        """Shows how far the running trials are, but at most once in a while (every 0.2 s in a table, every minute as a
+        line), so that it can be called often."""
         now = time.monotonic()
         if now - self._shown < (TABLE_SECONDS if self._live else LINE_SECONDS):
             return
