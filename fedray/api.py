@@ -122,12 +122,12 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides:
 
 
 def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
-    """Turns the argument ``algorithm`` of :func:`simulate` and :func:`fedray.tune`, a class, into what the
-    configuration needs.
+    """Prepares the argument ``algorithm`` of :func:`simulate` and :func:`fedray.tune`, a class, for the configuration,
+    which names algorithms by texts.
 
-    Returns the override ``algorithm.name=...`` as a list of one text, and the class itself. In place of a class that
-    comes with fedray it returns None, because the name is enough to find that class. For ``algorithm=None`` the list is
-    empty. Raises :class:`UserError` if ``algorithm`` is not a subclass of :class:`Algorithm`.
+    Returns two things. The first is a list with the override ``algorithm.name=...``, and the second is the class. The
+    second is None for a class that comes with fedray, because its name is enough to find it. For ``algorithm=None`` the
+    result is ``([], None)``. Raises :class:`UserError` if ``algorithm`` is not a subclass of :class:`Algorithm`.
     """
     if algorithm is None:
         return [], None

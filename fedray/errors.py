@@ -74,7 +74,8 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its type if it has no message."""
+    """Returns the first line of an error's message, or the name of the error's type if it has no message. fedray's own
+    messages of one line quote other errors in this form."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

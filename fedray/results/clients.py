@@ -23,8 +23,9 @@ OF_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the cl
 
 
 def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, list[float]]:
-    """Returns how good the final models of a group's runs are for single clients: a dict with the keys ``mean``,
-    ``worst_tenth`` and ``std``, which are statistics of the metric over clients (:data:`OF_CLIENTS`).
+    """Returns how good the final models of a group's runs are for single clients: a dict with the keys ``mean`` (of the
+    metric over clients), ``worst_tenth`` (its mean over the worst tenth of the clients) and ``std`` (its standard
+    deviation over clients).
 
     Each value is a list with a number for each run, from the last round in which clients were scored. Runs that
     diverged or scored no clients are left out.

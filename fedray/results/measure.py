@@ -36,8 +36,8 @@ class Measure:
 
     @property
     def sign(self) -> int:
-        """1 if larger values of the metric are better, else -1. The product of sign and value is larger for better
-        runs."""
+        """1 if larger values of the metric are better, else -1. The value times the sign is always larger for a better
+        run."""
         return -1 if self.mode == "min" else 1
 
     @property

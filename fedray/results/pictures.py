@@ -38,8 +38,8 @@ def environment_figures(comparison: ComparisonTables, environment: Environment) 
 
 
 def curves_figure(comparison: ComparisonTables) -> Figure:
-    """Returns one figure for print, with a panel for the compared metric and one for the test loss of each
-    environment."""
+    """Returns the one figure that a comparison writes as curves.png and curves.svg, for papers: for each environment
+    (groups on the same data and model) a panel with the compared metric and a panel with the test loss."""
     columns = [comparison.measure.column, "test_loss"]
     return draw_panels([panel for each in comparison.environments for panel in panels_of(comparison, each, columns)])
 

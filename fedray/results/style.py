@@ -148,8 +148,8 @@ def save_png(figure: Figure, path: Path, **options: Any) -> Path:
 
 
 def svg_of(figure: Figure) -> bytes:
-    """Returns the SVG file of a figure as bytes. The same figure always gives the same bytes, so that repeated
-    comparisons can be compared by their files."""
+    """Returns the SVG file of a figure as bytes. A figure that is drawn again from the same data gives the same
+    bytes."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "fedray"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})

@@ -120,7 +120,8 @@ def tune(
 
 
 def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
-    """Returns the connection to Ray on which the trials of all sweeps run. It is a context manager.
+    """Returns the connection to Ray on which the trials of ``specs`` run, for use in a ``with`` statement. ``view``
+    shows lines about Ray to the user.
 
     If one of the sweeps has no folder yet, the connection is made right away. Otherwise it is made only when a trial
     has to run, which may never happen because all sweeps are finished.
@@ -163,7 +164,7 @@ def run_sweeps(
     further_sources: Callable[[Sequence[Sweep]], Sequence[TrialSource]] = lambda sweeps: (),
 ) -> list[SweepResult]:
     """Runs several sweeps to their end, and returns a result for each of ``specs``, in the same order. The sweeps must
-    have the same data and the same settings ``engine.*``.
+    have the same data and the same settings ``engine.*``. :func:`tune` calls this, and so does a suite.
 
     ``custom`` has the data set and the user's objects, which all trials use. ``start`` is the connection to Ray, which
     is awaited before the first trial runs. ``view`` shows the progress. With ``retry_failed``, trials that failed in an

@@ -75,7 +75,8 @@ class Parameter:
 
     def stored(self, value: Any) -> Any:
         """Returns ``value`` in the form in which Optuna records values of this key: a number of a range stays a number,
-        and a value of a list becomes JSON text. Raises ValueError if the key can't have this value."""
+        and a value of a list becomes JSON text. A trial that the user asks for is queued in this form. Raises
+        ValueError if the key can't have this value."""
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -164,11 +165,11 @@ class Space:
 
 
 def read_space(described: Mapping[str, Any], where: str = "") -> Space:
-    """Reads one space of a space file: ``described`` maps each searched key to a description of its values, such as
-    ``{"train.lr": {"loguniform": [0.01, 1]}}``. Returns the :class:`Space`.
+    """Reads one space of a space file and returns it as a :class:`Space`. ``described`` maps each searched key to a
+    description of its values, such as ``{"train.lr": {"loguniform": [0.01, 1]}}``.
 
-    The docstring of this module lists all descriptions. Raises :class:`UserError` with one line that begins with
-    ``where`` if a description is wrong.
+    A description has one of ``uniform``, ``loguniform``, ``int``, ``choice`` and ``grid``, and may have ``step``,
+    ``log`` and ``when``. Raises :class:`UserError` with one line that begins with ``where`` if a description is wrong.
     """
     if not isinstance(described, Mapping) or not described:
         raise UserError(f"{where}: give at least one key to search, as in algorithm.mu: {{loguniform: [0.001, 1]}}")

@@ -333,7 +333,7 @@ def _check(spec: SweepSpec) -> None:
 
 def check_together(specs: Sequence[SweepSpec]) -> None:
     """Checks sweeps that one command runs together, such as those of several environments. Raises :class:`UserError` if
-    they differ in their data or in ``engine.*``, which are the same for all trials of a command."""
+    they differ in their data or in ``engine.*``, because all trials of a command share one data set and one cluster."""
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):
