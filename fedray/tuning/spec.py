@@ -113,12 +113,13 @@ def known_spaces() -> dict[str, Path]:
 
 
 def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
-    """Reads a space file and returns the sweeps that it describes: one, or one for each of its environments.
+    """Reads a space file and returns the sweeps that it describes: one, or one for each of its environments
+    (combinations of values for which a separate sweep is made).
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
-    be a sweep's folder, or a folder that holds folders of sweeps; then the sweeps are read from their records.
-    ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is not searched. Raises
-    :class:`UserError` if there is a mistake in the file or the overrides.
+    be a sweep's folder, or a folder that holds folders of sweeps; then the sweeps are read from the files sweep.yaml
+    there. ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is not searched.
+    Raises :class:`UserError` if there is a mistake in the file or the overrides.
     """
     overrides = list(overrides)
     path = None
@@ -229,11 +230,11 @@ def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) 
 
 
 def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
-    """Returns the base configuration of a space file or suite as a flat dict with dotted keys. ``base`` is its section
-    ``base``.
+    """Returns the base configuration of a space file or suite as a flat dict with dotted keys. ``base`` is the file's
+    section ``base``.
 
-    A section that is a text names a config file. This file is looked for beside the space file at ``path``, and then in
-    the working directory. Messages of errors begin with ``where``.
+    If the section is a text, it names a config file. This file is looked for beside the space file at ``path``, and
+    then in the working directory. Messages of errors begin with ``where``.
     """
     if isinstance(base, str):
         beside = path.parent / base if path else Path(base)

@@ -94,7 +94,7 @@ class Study:
 
     def ask(self) -> AskedTrial:
         """Chooses the next trial to run, and returns its number and values. A trial that was running when an earlier
-        process died comes first, then a queued one, and then a new one."""
+        process died comes first, then a trial that is queued, and then a trial with new values from the sampler."""
         if self._interrupted:
             frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
