@@ -44,7 +44,8 @@ __version__ = "0.2.0"
 
 
 def _look_for_user_modules_last() -> None:
-    """Moves the folders of the user's modules to the end of the import path of a Ray process.
+    """Moves the folders of the user's modules to the end of the import path of a Ray process, so that they hide no
+    other module.
 
     Ray puts the driver's working directory first. A file there with the name of a module of Python or of a library,
     such as profile.py, would be imported instead of that module.

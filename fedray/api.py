@@ -122,10 +122,12 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides:
 
 
 def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
-    """Returns the override ``algorithm.name=...`` for ``algorithm``, and the class itself if fedray can't find it by
-    that name. For None there is no override.
+    """Prepares the argument ``algorithm`` of :func:`simulate` and :func:`fedray.tune`, a class, for the configuration,
+    which names algorithms by texts.
 
-    Raises :class:`UserError` if ``algorithm`` is not an algorithm's class.
+    Returns two things. The first is a list with the override ``algorithm.name=...``, and the second is the class. The
+    second is None for a class that comes with fedray, because its name is enough to find it. For ``algorithm=None`` the
+    result is ``([], None)``. Raises :class:`UserError` if ``algorithm`` is not a subclass of :class:`Algorithm`.
     """
     if algorithm is None:
         return [], None
@@ -147,7 +149,12 @@ def custom_objects(
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
 ) -> CustomObjects:
-    """Returns the custom objects among the arguments of :func:`simulate`, with ``data`` and ``test`` as a source."""
+    """Bundles the objects that a user passed to :func:`simulate` (data, model, loss and so on), so that they can be
+    handed on together.
+
+    ``data`` and ``test``, in any of the forms that :func:`simulate` takes, become one :class:`Source`. What was not
+    passed is None, or an empty dict for ``metrics``.
+    """
     from fedray.experiment.custom import CustomObjects
 
     source = None
@@ -168,9 +175,12 @@ def run_experiment(
     callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
     display: Display | None = None,
 ) -> RunResult:
-    """Runs an experiment as :func:`simulate` does, with the objects that ``custom()`` returns.
+    """Runs an experiment from its configuration ``settings`` and returns the result. :func:`simulate` calls it after it
+    has checked its arguments, and a sweep calls it for each run of a trial.
 
-    ``custom`` is called, and torch imported, while Ray starts, because each of these takes seconds.
+    ``custom()`` returns the user's objects. It is called while Ray starts, and so is the import of torch, because each
+    of the three takes seconds. If Ray can't be started and the user did not ask for it, the run goes on without Ray.
+    ``display`` shows the progress; None shows nothing.
     """
     display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)
     try:
@@ -188,7 +198,7 @@ def run_experiment(
 def _run_with_ray(
     settings: Config, custom: Callable[[], CustomObjects], callbacks: Callbacks, display: Display
 ) -> RunResult:
-    """Runs an experiment, with a connection to Ray if that is its engine.
+    """Runs an experiment and returns its result. Connects to Ray first if the experiment runs on Ray.
 
     Raises :class:`RayNotStarted` if Ray can't be started. The run has changed nothing by then.
     """
@@ -200,8 +210,10 @@ def _run_with_ray(
 def _prepared(
     settings: Config, custom: Callable[[], CustomObjects], display: Display, start: RayStart
 ) -> tuple[Experiment, LocalEngine | RayEngine]:
-    """Returns the experiment and the engine that runs it. Only the engine refers to the data, so that it can free
-    them."""
+    """Returns the experiment and the engine that runs it.
+
+    The data are loaded here. Only the engine refers to them, so that it can free their memory.
+    """
     with collector_paused():
         from fedray.core.torch_state import neutral
         from fedray.experiment.resolve import resolve
@@ -218,7 +230,8 @@ def _prepared(
 
 
 def _line_about_end(result: RunResult) -> str:
-    """Returns the line that is shown at the end of a run."""
+    """Returns the line that is shown at the end of a run: status, rounds, final and best metric, hash of the model,
+    folder."""
     summary = result.summary
     name, final, best = (summary[key] for key in ("metric", "final", "best"))
     diverged = summary["status"] == "diverged"
@@ -233,13 +246,15 @@ def _line_about_end(result: RunResult) -> str:
 
 
 def _will_run_on_ray(settings: Config) -> bool:
-    """Returns whether Ray should be started right away, which a finished run does not need."""
+    """Returns whether Ray should be started right away. A run that is finished already, or that uses another engine,
+    needs no Ray."""
     finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
 def _surroundings(settings: Config, start: RayStart) -> Surroundings:
-    """Returns what this machine or the Ray cluster offers the run."""
+    """Returns what this machine or the Ray cluster offers the run: the device for ``engine.device=auto``, what an
+    earlier start of the run has decided, and whether a compiler is missing."""
     from fedray.experiment.placement import Surroundings, missing_compiler
     from fedray.tracking.folder import decided_in
 
@@ -260,7 +275,7 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
 
 
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
-    """Returns the device that ``engine.device: auto`` stands for.
+    """Returns the device, ``cpu`` or ``cuda``, that ``engine.device=auto`` stands for.
 
     A run that has begun in ``folder`` stays on its device, because another one would compute other bits. A new run uses
     a GPU if this machine or the Ray cluster has one.

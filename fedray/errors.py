@@ -7,27 +7,30 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A user asked for something that can't be done. The message says what is wrong, where, and what would be right.
+    """Raised if a user asked for something that can't be done. The message says what is wrong, where, and what would be
+    right.
 
     The command line prints the message as one line and exits with code 2, without a traceback.
     """
 
 
 class RayNotStarted(UserError):
-    """No Ray could be started on this machine, which may be too busy."""
+    """Raised if Ray can't be started on this machine, for example because the machine is too busy."""
 
 
 class ClientError(Exception):
-    """Code that runs at the clients (model, loss, algorithm) raised an exception, or the actors that ran it kept dying.
+    """Raised if code that runs at the clients (model, loss, algorithm) raised an exception, or if the Ray actors that
+    ran this code kept dying.
 
     The message names the client, round and node, and has the original traceback. The command line exits with code 1.
     """
 
 
 class StateLost(ClientError):
-    """The state that a client keeps between rounds was lost, together with the node or disk that held it.
+    """Raised if the state that a client keeps between rounds was lost, together with the node or disk that held the
+    state.
 
-    The run then goes back to its last checkpoint, if it has one.
+    A run on Ray then goes back to its last checkpoint. If there is none, the run ends with this error.
     """
 
 
@@ -36,7 +39,8 @@ MOST_NAMES = 60
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the known name that ``name`` was probably meant to be, or None if no known name is close enough.
+    """Returns the name in ``known`` that the misspelt ``name`` was probably meant to be, for "did you mean". Returns
+    None if no known name is similar enough.
 
     Upper and lower case count as the same. ``cutoff`` says how similar two names have to be, from 0 (not at all) to 1
     (the same).
@@ -47,10 +51,11 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def near_miss(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name: the closest known name, or all known names if none is close.
+    """Returns the end of an error message about an unknown ``name``: a suggestion of the name in ``known`` that was
+    meant, or all known names if none is similar.
 
-    Dotted names whose last part is ``name`` are preferred to similar ones; so is the key ``name`` of a section that is
-    called like this. The result is empty if no name is close and there are more than :data:`MOST_NAMES`.
+    A dotted name whose last part is ``name`` is preferred to a similar name; so is the key ``name`` of the section with
+    that name. The result is empty if no known name is similar and there are more than :data:`MOST_NAMES`.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"
@@ -69,18 +74,21 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its type if it has no message."""
+    """Returns the first line of an error's message, or the name of the error's type if it has no message. fedray's own
+    messages of one line quote other errors in this form."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def last_line(message: str) -> str:
-    """Returns the last line of an error's message. In a traceback this is the line that names the error."""
+    """Returns the last line of an error's ``message``. If the message is a traceback, this line has the type and text
+    of the error, such as ``ValueError: bad shape``."""
     return (message.strip().splitlines() or [""])[-1]
 
 
 def first_sentence(error: Exception) -> str:
-    """Returns the first sentence of an error's message in one line, or the name of its type if it has no message.
+    """Returns the first sentence of an error's message in one line of at most 200 characters, or the name of the
+    error's type if it has no message.
 
-    The rest of a library's message is often advice to the library's own users.
+    It is for errors of other libraries, whose further sentences are often advice to the users of those libraries.
     """
     return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

@@ -11,7 +11,13 @@ import sys
 
 
 def main(default: str | None = None) -> None:
-    """Runs the command that the first argument names, or ``default`` if the first argument is not a command."""
+    """Runs the command line, and then exits with the command's exit code. The first argument in ``sys.argv`` names the
+    command, such as "tune" in ``fedray tune fedprox``.
+
+    If the first argument is not a command, the command ``default`` runs with all arguments: with "run" as the default,
+    ``python fedray/run.py train.lr=0.1`` is the same as ``fedray run train.lr=0.1``. None means that there is no
+    default.
+    """
     _prepare_streams()
     try:
         here = os.getcwd()
@@ -31,7 +37,8 @@ def main(default: str | None = None) -> None:
 
 
 def _prepare_streams() -> None:
-    """Makes the output streams accept every character, and replaces a stream that is closed."""
+    """Makes standard output and standard error accept every character, and replaces a stream that the caller has
+    closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed by whoever started the program

@@ -15,19 +15,24 @@ WARNING = "warning: "
 
 
 class FedrayWarning(UserWarning):
-    """A warning of fedray's, about a decision that changes a result or a request that is not carried out."""
+    """The category of all Python warnings that fedray issues, for use with ``warnings.filterwarnings``.
+
+    A warning is about a decision that changes a result, or about a request that is not carried out.
+    """
 
 
 def as_warning(line: str) -> str:
-    """Returns ``line`` with :data:`WARNING` in front, unless it begins with that already."""
+    """Returns ``line`` as a warning for the user, that is, with "warning: " (:data:`WARNING`) in front, unless the line
+    begins with that already."""
     return line if line.startswith(WARNING) else WARNING + line
 
 
 class PythonWarnings:
-    """A function that issues a Python warning for each line that is a warning, but only once. It ignores other lines.
+    """A function of one line of text, for calls of fedray from Python, where nothing is printed. A line that begins
+    with :data:`WARNING` becomes a Python warning (:class:`FedrayWarning`), but only once. Other lines are ignored.
 
-    The warnings point to the line of the user's code from which this object was made, even if another thread issues
-    them later.
+    The Python warnings point to the line of the user's code from which this object was made, even if another thread
+    issues them later.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,8 @@ __all__ = [
 
 @cache
 def known_algorithms() -> dict[str, type[Algorithm]]:
-    """Returns the classes of all algorithms of this package by name, in alphabetical order.
+    """Returns the classes of all algorithms that come with fedray, by the names that ``algorithm.name`` accepts, such
+    as ``fedavg``, in alphabetical order.
 
     The name is the attribute ``name`` of the class if it has one, and otherwise the class's name in lower case.
     """
@@ -46,12 +47,13 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def is_known(algorithm: type[Algorithm]) -> bool:
-    """Returns whether an algorithm comes with fedray."""
+    """Returns whether an algorithm's class is one that comes with fedray. It is not if the class is the user's."""
     return algorithm in known_algorithms().values()
 
 
 def name_of(algorithm: Any) -> str:
-    """Returns the name of an algorithm that is passed as a class: its attribute ``name``, or the name of the class.
+    """Returns the name of an algorithm that the user passed from Python as a class: ``fedavg`` and so on for a class
+    that comes with fedray, otherwise the class's attribute ``name`` or the name of the class.
 
     Raises:
         UserError: ``algorithm`` is not a subclass of :class:`Algorithm`.
@@ -66,7 +68,7 @@ def name_of(algorithm: Any) -> str:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """Returns the class of an algorithm.
+    """Returns the class of the algorithm that ``algorithm.name`` names, and imports it if it is the user's.
 
     Args:
         name: the name of an algorithm of this package, such as ``fedavg``, or a user-defined algorithm as

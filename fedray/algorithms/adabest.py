@@ -19,10 +19,12 @@ from fedray.core.vectors import Model
 
 
 class AdaBest(FedAvg):
-    """y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - h_i); h_i <- h_i / gap_i + mu (x^r - y_J);
+    """FedAvg whose clients subtract an estimate h_i of their drift, which decays while a client is away:
+    y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - h_i); h_i <- h_i / gap_i + mu (x^r - y_J);
     h = beta (xbar_prev - xbar); x^{r+1} = xbar - h; xbar_prev <- xbar, from xbar_prev = x^1.
 
-    ``mu_scaling: fedsim`` divides mu by the mini-batches of an epoch, as the authors' code does.
+    The symbols are those of :class:`FedAvg`. ``mu_scaling: fedsim`` divides mu by the mini-batches of an epoch, as the
+    authors' code does.
     """
 
     paper = "Varno et al., ECCV 2022"
@@ -57,7 +59,8 @@ class AdaBest(FedAvg):
         server["xbar"] = sums["y"]
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns ``{"averaged": xbar}``, so that the test accuracy of the clients' average is logged too.
+        """Returns ``{"averaged": xbar}``: the average of the clients' final models is evaluated too, in the column
+        ``averaged_accuracy``.
 
         The authors' code offers both models, x and xbar, for deployment.
         """

@@ -22,9 +22,10 @@ __all__ = [
 
 
 class Hyper(BaseModel):
-    """The hyper-parameters of an algorithm, which are its keys ``algorithm.*`` in the configuration.
+    """The hyper-parameters of an algorithm, which are the keys ``algorithm.*`` of a configuration.
 
-    Subclass it inside the algorithm's class under the same name. A step then reads them as ``self.hyper.mu``::
+    Subclass it inside the algorithm's class under the same name. A step then reads a hyper-parameter as
+    ``self.hyper.mu``::
 
         class Hyper(FedAvg.Hyper):
             mu: float = parameter(0.01, "pull to the server's model (mu)", ge=0)
@@ -42,7 +43,8 @@ class Hyper(BaseModel):
 
 
 def parameter(default: Any, description: str, **bounds: Any) -> Any:
-    """Declares a hyper-parameter in a class :class:`Hyper`.
+    """Declares a hyper-parameter in an algorithm's class :class:`Hyper`, as in
+    ``mu: float = parameter(0.01, "pull (mu)", ge=0)``.
 
     Args:
         default: the value if the configuration does not set one. None, with a type such as ``int | None``, stands for a
@@ -55,10 +57,11 @@ def parameter(default: Any, description: str, **bounds: Any) -> Any:
 
 @dataclass(frozen=True)
 class Traffic:
-    """How much one client receives (down) and sends (up) in a round, for the columns ``bytes_down`` and ``bytes_up``.
+    """How much one client receives (down) and sends (up) in a round. An algorithm declares it, and the columns
+    ``bytes_down`` and ``bytes_up`` of metrics.csv are computed from it.
 
     A model counts with its parameters and buffers, a vector with as many numbers as the model has parameters. The
-    default is FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each, has
+    default is FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each direction, has
     ``Traffic(vectors_down=1, vectors_up=1)``.
     """
 
@@ -70,8 +73,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Work:
-    """What one client computes in a round beyond FedAvg's forward and backward pass over each of its J mini-batches.
-    The column ``flops`` includes it.
+    """What one client computes in a round beyond FedAvg's forward and backward pass over each of its J mini-batches. An
+    algorithm declares it, and the column ``flops`` of metrics.csv includes it.
 
     Args:
         per_step: operations per parameter in each local step.
@@ -97,8 +100,9 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def in_place(step: Step) -> Step:
-    """Marks a method ``step`` so that ``client.optimizer.descend`` overwrites the model in the carry, which is faster
-    than allocating memory. Do not use this decorator if the step reads or keeps the old model after ``descend``.
+    """A decorator for an algorithm's method ``step``, which makes it faster: ``client.optimizer.descend`` then
+    overwrites the old model in the carry instead of allocating memory for a new one. Do not use it if the step reads or
+    keeps the old model after ``descend``.
 
     Example:
         @in_place
@@ -171,7 +175,8 @@ class Algorithm:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
 
     def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
-        """Returns values for hyper-parameters whose default depends on the run, by name. They replace None.
+        """Returns values for hyper-parameters whose default is None because it depends on the run, by name. For example
+        ``{"tau": round(clients / cohort)}``. Override it if the algorithm has such hyper-parameters.
 
         Args:
             cohort: the number of clients that take part in a round.
@@ -182,41 +187,47 @@ class Algorithm:
 
     def init_server(self, server: ServerState) -> None:
         """Adds the algorithm's models and vectors to ``server`` before round 1. The initial model is already there as
-        ``x``.
+        ``server["x"]``.
 
-        For example ``server["m"] = server["x"].zeros()``, a vector of zeros.
+        For example ``server["m"] = server["x"].zeros()`` adds a vector of zeros, ``[width]``. Override this method if
+        the server keeps more than the model.
         """
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
-        """Returns what the server sends to the cohort at the start of ``phase``: by default the model ``x``."""
+        """Returns what the server sends to the cohort at the start of ``phase``, a part of a round. By default this is
+        the model ``x``. Override this method to send more, as in
+        ``Broadcast({"x": server["x"], "m": server["m"]})``."""
         return Broadcast({"x": server["x"]})
 
     @property
     def earlier_models(self) -> int:
-        """How many rounds back the server's rules need the models x^s of earlier rounds (:attr:`ServerState.model_of`).
-        Each of them is kept in a file."""
+        """How many rounds back the algorithm's rules at the server need the server's models x^s of earlier rounds,
+        which they get by :attr:`ServerState.model_of`. The engine keeps a file for each of these models."""
         return 0
 
     @property
     def momentum_window(self) -> int:
         """The number of rounds tau if clients follow the mean of the server's updates in the last tau rounds, as in
-        GHBM, and otherwise 0. With ``run.diagnostics=all_clients``, the column ``momentum_error`` is then recorded."""
+        GHBM, and otherwise 0. If it is not 0, runs with ``run.diagnostics=all_clients`` record the column
+        ``momentum_error``."""
         return 0
 
     @property
     def stateful(self) -> bool:
-        """Whether clients keep anything from one participation to the next."""
+        """Whether the algorithm's clients keep vectors or models from one round in which they take part to the next."""
         return bool(self.client_state or self.client_models)
 
     def begin(self, client: ClientPhase) -> Carry:
-        """Returns the models and vectors with which a stack's local training begins.
+        """Returns the models and vectors with which the local training of a stack of C clients begins, as a carry: what
+        clients take from one local step to the next.
 
         FedAvg returns ``Carry({"y": client.start("x")})``: C copies of the model that the server sent, ``[C, ...]``.
         """
         raise NotImplementedError
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        """Makes one local step of each client of the stack, and returns the carry for the next step.
+        """Makes one local step of each client of a stack of C clients that are computed together. Returns the carry
+        (models and vectors by name) for the next step.
 
         The decorator :func:`in_place` makes a step faster where it may be used.
 
@@ -230,16 +241,23 @@ class Algorithm:
         raise NotImplementedError
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        """Returns what the clients send after their last local step, and what they keep (:class:`Result`)."""
+        """Returns what a stack of clients sends to the server after the last local step, and what the clients keep for
+        later rounds. ``carry`` has the models after the last step. FedAvg returns
+        ``Result({"y": Upload.weighted_mean(carry["y"])})``."""
         raise NotImplementedError
 
     def train(self, client: ClientPhase) -> Result:
-        """Runs the phase ``train``: :meth:`begin`, then :meth:`step` J_i times, then :meth:`end`."""
+        """Runs the phase ``train`` of a round for a stack of clients: :meth:`begin`, then :meth:`step` once for each of
+        the J_i mini-batches, then :meth:`end`, whose result it returns."""
         return self.end(client, self.local_steps(client, self.begin(client)))
 
     def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
-        """Makes all local steps, starting from ``carry``, and returns the last carry. Clients that have made their J_i
-        steps keep their models while other clients of the stack continue."""
+        """Makes all local steps of a stack of clients that are computed together, and returns the carry (models and
+        vectors by name) after the last step. ``carry`` is what :meth:`begin` returned.
+
+        Clients may make different numbers of steps J_i: those that are done keep their models while other clients of
+        the stack continue.
+        """
         client.optimizer.in_place = getattr(self.step, "in_place", False)
         try:
             for batch in client.data.batches():
@@ -250,7 +268,8 @@ class Algorithm:
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
-        """Yields warnings about settings with which the algorithm differs from its paper's description.
+        """Yields warnings for the user, as lines of text, about settings with which the algorithm differs from its
+        paper's description.
 
         Args:
             momentum: the momentum of the clients' optimizer, ``train.momentum``.
@@ -265,7 +284,8 @@ class Algorithm:
             )
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains models at the server while the clients train; on Ray both happen at the same time.
+        """Trains models at the server while the clients train; on Ray both happen at the same time. By default nothing
+        is trained.
 
         Returns models and vectors by name. They replace those of ``server`` before the phase that
         ``server_training_before`` names. The method must not change ``server``.
@@ -275,7 +295,8 @@ class Algorithm:
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        """Applies the server's rule at the end of ``phase``: it changes the models and vectors of ``server``.
+        """Applies the server's rule at the end of ``phase``, when the clients' uploads have been summed: it changes the
+        models and vectors of ``server`` in place, and returns nothing.
 
         FedAvg's rule is ``server.move(sums["y"])``.
 
@@ -288,28 +309,32 @@ class Algorithm:
         raise NotImplementedError
 
     def eval_model(self, server: ServerState) -> Model:
-        """Returns the model that the algorithm would deploy, which is evaluated, saved and hashed: by default ``x``."""
+        """Returns the model that the algorithm would deploy: by default the server's model ``x``. It is evaluated on
+        the test set, saved at the end of the run, and hashed to compare runs."""
         x: Model = server["x"]
         return x
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns models that are evaluated in addition to :meth:`eval_model`, by name.
+        """Returns models that are evaluated in addition to :meth:`eval_model`, by name. By default there are none.
 
-        The column ``<name>_accuracy`` has the test accuracy of each, or the task's main metric. The names must be the
-        same in every round.
+        The column ``<name>_accuracy`` of metrics.csv has the test accuracy of each, or the task's main metric. The
+        names must be the same in every round.
         """
         return {}
 
     def has_personal_model(self) -> bool:
-        """Returns whether the algorithm defines :meth:`personal_model`."""
+        """Returns whether the algorithm gives each client a model of its own for evaluation, that is, defines
+        :meth:`personal_model`."""
         return type(self).personal_model is not Algorithm.personal_model
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:
-        """Returns what :meth:`personal_model` needs, as the server would send it after a round."""
+        """Returns the models, vectors and numbers that :meth:`personal_model` needs, in the form in which the server
+        would send them to the clients after a round. Only algorithms with personal models define it."""
         raise NotImplementedError
 
     def personal_model(self, client: ClientPhase) -> Model:
-        """Returns each client's personal model ``[C, ...]``, which is scored on that client's test share.
+        """Returns the personal model of each client of a stack, ``[C, ...]``, which is scored on that client's test
+        share, its part of the test set.
 
         ``client.shared`` and ``client.scalars`` are those of :meth:`personal_broadcast`. An algorithm that defines
         neither method has no personal models.
@@ -317,7 +342,8 @@ class Algorithm:
         raise NotImplementedError
 
     def server_flops(self, server: ServerState, forward: float) -> float:
-        """Returns the FLOPs that the server's training and scoring take in a round.
+        """Returns the FLOPs that training and scoring at the server take in a round, for the column ``flops`` of
+        metrics.csv; 0 by default.
 
         Args:
             server: has the round's cohort and the sizes of the public set and the test set, but no models and no data.

@@ -16,11 +16,13 @@ from fedray.algorithms.server_state import ServerState
 
 
 class FastSlowMo(FedNAG):
-    """Workers as in FedNAG; y_new = xbar; x^{r+1} = y_new + gamma_a (y_new - y_srv); y_srv <- y_new, from y_srv = x^1.
+    """Clients (workers) train as in FedNAG, with Nesterov momentum, and the server adds a momentum over rounds:
+    y_new = xbar; x^{r+1} = y_new + gamma_a (y_new - y_srv); y_srv <- y_new, from y_srv = x^1.
 
-    What the workers keep over the server's jump makes a difference. In the paper's notation it is ybar (``carry: y``).
-    Keeping torch's Nesterov buffer, in units of a gradient, gives another algorithm (``carry: velocity``): since
-    x_t - y_t = -gamma eta_l buf_t, workers then start from y = x^{r+1} + gamma eta_l buf.
+    Here xbar is the average of the workers' models. What the workers keep when the server adds its momentum makes a
+    difference. In the paper's notation it is ybar (``carry: y``). Keeping torch's Nesterov buffer, in units of a
+    gradient, gives another algorithm (``carry: velocity``): since x_t - y_t = -gamma eta_l buf_t, workers then start
+    from y = x^{r+1} + gamma eta_l buf.
     """
 
     paper = "Yang, Fu et al., IEEE TAI 2022"

@@ -19,10 +19,11 @@ from fedray.core.vectors import Model
 
 
 class FedACG(FedAvg):
-    """z = x^r + lambda m; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + beta (y_{j-1} - z)) from y_0 = z;
+    """FedAvg whose clients start from z, the point to which the server's momentum m will lead, and are pulled to z:
+    z = x^r + lambda m; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + beta (y_{j-1} - z)) from y_0 = z;
     m <- lambda m + mean_i (y_i - z); x^{r+1} = x^r + m = mean_i y_i.
 
-    The server sends only z. The global model is x.
+    The symbols are those of :class:`FedAvg`. The server sends only z. The model that is evaluated is x.
     """
 
     paper = "Kim et al., CVPR 2024"

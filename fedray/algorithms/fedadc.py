@@ -20,10 +20,11 @@ from fedray.core.batches import Batch
 
 
 class FedADC(FedAvg):
-    """mbar = beta_l m / J; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mbar); Dbar = (x^r - xbar) / eta_l;
+    """FedAvg whose clients add the server's momentum m to their local steps:
+    mbar = beta_l m / J; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mbar); Dbar = (x^r - xbar) / eta_l;
     m <- Dbar + (beta_g - beta_l) m (beta_l m is in Dbar already); x^{r+1} = x^r - alpha eta_l m.
 
-    ``nesterov``: z = y_{j-1} - eta_l mbar; y_j = z - eta_l g_i(z).
+    The symbols are those of :class:`FedAvg`. With ``nesterov``: z = y_{j-1} - eta_l mbar; y_j = z - eta_l g_i(z).
     """
 
     paper = "Ozfatura et al., ISIT 2021"

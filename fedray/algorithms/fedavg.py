@@ -16,7 +16,16 @@ from fedray.core.batches import Batch
 
 
 class FedAvg(Algorithm):
-    """y_j = y_{j-1} - eta_l g_i(y_{j-1}) from y_0 = x^r; x^{r+1} = x^r - eta_g (x^r - sum_i p_i y_i)."""
+    """Each client of the cohort trains the server's model by SGD on its samples, and the server averages the results:
+    y_j = y_{j-1} - eta_l g_i(y_{j-1}) from y_0 = x^r; x^{r+1} = x^r - eta_g (x^r - sum_i p_i y_i).
+
+    The symbols of this and all other algorithms: x^r is the server's model at the start of round r. y_j is a client's
+    model after j of its J (or J_i) local steps, and y_i or y_J its final model in the round. g_i(y) is client i's
+    gradient at y on a mini-batch, and G_i(y) that on all its samples. eta_l and eta_g are the learning rates of clients
+    and server. p_i is the aggregation weight of client i, and xbar = sum_i p_i y_i. mean_i and mean_S stand for the sum
+    with p_i in methods whose weights are uniform. S is the cohort, N the number of clients that hold samples, and gap_i
+    the number of rounds since client i last took part.
+    """
 
     paper = "McMahan et al., AISTATS 2017"
     any_optimizer = True

@@ -15,7 +15,11 @@ from fedray.algorithms.server_state import ServerState
 
 
 class FedAvgM(FedAvg):
-    """d = x^r - xbar; v <- beta v + d; x^{r+1} = x^r - eta_g v, or x^r - eta_g (d + beta v) with ``nesterov``."""
+    """FedAvg with momentum at the server, over the rounds:
+    d = x^r - xbar; v <- beta v + d; x^{r+1} = x^r - eta_g v, or x^r - eta_g (d + beta v) with ``nesterov``.
+
+    The symbols are those of :class:`FedAvg`; v is the momentum, 0 at first.
+    """
 
     paper = "Hsu et al. 2019, arXiv 1909.06335"
 

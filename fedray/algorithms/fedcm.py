@@ -17,8 +17,11 @@ from fedray.core.batches import Batch
 
 
 class FedCM(FedAvg):
-    """y_j = y_{j-1} - eta_l (alpha g_i(y_{j-1}) + (1 - alpha) Delta); Delta <- mean_i (x^r - y_i) / (J_i eta_l), of the
+    """FedAvg whose clients mix each gradient with Delta, the mean direction of the last cohort:
+    y_j = y_{j-1} - eta_l (alpha g_i(y_{j-1}) + (1 - alpha) Delta); Delta <- mean_i (x^r - y_i) / (J_i eta_l), of the
     last cohort alone; x^{r+1} = x^r - eta_g (x^r - xbar), where the paper's eta_g is ours times J eta_l.
+
+    The symbols are those of :class:`FedAvg`.
     """
 
     paper = "Xu et al. 2021, arXiv 2106.10874"

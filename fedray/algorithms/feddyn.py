@@ -19,11 +19,13 @@ from fedray.core.vectors import Model
 
 
 class FedDyn(FedAvg):
-    """y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - gstate_i + alpha (y_{j-1} - x^r));
+    """FedAvg with a regulariser for each client, which is adapted so that clients and server agree on one optimum:
+    y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - gstate_i + alpha (y_{j-1} - x^r));
     gstate_i <- gstate_i - alpha (y_J - x^r); h <- h - (alpha/N) sum_S (y_i - x^r); x^{r+1} = mean_S y_i - h/alpha.
 
-    The code keeps q_i = -gstate_i / alpha and q = -h / alpha = mean_i q_i instead. They are sums of y_J - x^r, so
-    nothing is divided by alpha.
+    The symbols are those of :class:`FedAvg`. Client i keeps gstate_i, and the server keeps h. The code keeps q_i =
+    -gstate_i / alpha and q = -h / alpha = mean_i q_i instead. These are sums of y_J - x^r, so nothing is divided by
+    alpha.
     """
 
     paper = "Acar et al., ICLR 2021"
@@ -64,8 +66,10 @@ class FedDyn(FedAvg):
         return model
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns x ("server") or mean_S y_i ("averaged"), whichever :meth:`eval_model` does not return.
+        """Returns the model that is evaluated in addition to :meth:`eval_model`: the server's model x under the name
+        "server", or the clients' average mean_S y_i under the name "averaged", whichever :meth:`eval_model` does not
+        return.
 
-        The authors' code reports both.
+        The authors' code reports both models.
         """
         return {"server": server["x"]} if self.hyper.eval == "avg_selected" else {"averaged": server["mean"]}

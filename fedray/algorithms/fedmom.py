@@ -15,9 +15,11 @@ from fedray.algorithms.server_state import ServerState
 
 
 class FedMom(FedAvg):
-    """v_new = x^r - eta (x^r - xbar); x^{r+1} = v_new + beta (v_new - v_prev); v_prev <- v_new, from v_prev = x^1.
+    """FedAvg with Nesterov momentum at the server, over the rounds:
+    v_new = x^r - eta (x^r - xbar); x^{r+1} = v_new + beta (v_new - v_prev); v_prev <- v_new, from v_prev = x^1.
 
-    The paper has eta = N/m because its weights sum to 1 over all clients; here they do over the cohort, and eta is 1.
+    The symbols are those of :class:`FedAvg`. The paper has eta = N/m (m is the size of the cohort) because its weights
+    sum to 1 over all clients; here they do over the cohort, and eta is 1.
     """
 
     paper = "Huo et al. 2020, arXiv 2002.02090"

@@ -17,9 +17,12 @@ from fedray.core.batches import Batch
 
 
 class FedNAG(Algorithm):
-    """y_t = x_{t-1} - eta g_i(x_{t-1}); x_t = y_t + gamma (y_t - y_{t-1}); the server averages x and y, and sends both.
+    """Clients train with Nesterov's accelerated gradient, and the server averages the models x and the iterates y:
+    y_t = x_{t-1} - eta g_i(x_{t-1}); x_t = y_t + gamma (y_t - y_{t-1}); the server averages x and y, and sends both.
 
-    Under partial participation, a client that was not sampled receives both when it is sampled again.
+    Here x_t and y_t are those of one client after t local steps, eta is the clients' learning rate, and g_i the
+    gradient of client i on a mini-batch. Under partial participation, a client that was not sampled receives both
+    averages when it is sampled again.
     """
 
     paper = "Yang et al., TPDS 2022"

@@ -18,8 +18,12 @@ from fedray.algorithms.server_state import ServerState
 
 
 class FedAdagrad(FedAvg):
-    """Delta = sum_i p_i (y_i - x^r); m <- beta_1 m + (1 - beta_1) Delta; v <- v + Delta^2;
-    x^{r+1} = x^r + eta_g m / (sqrt(v) + tau), from m = 0 and v = tau^2."""
+    """FedAvg whose server applies Adagrad to the clients' mean update Delta, as if this were a gradient:
+    Delta = sum_i p_i (y_i - x^r); m <- beta_1 m + (1 - beta_1) Delta; v <- v + Delta^2;
+    x^{r+1} = x^r + eta_g m / (sqrt(v) + tau), from m = 0 and v = tau^2.
+
+    The symbols are those of :class:`FedAvg`.
+    """
 
     paper = "Reddi et al., ICLR 2021"
 
@@ -40,7 +44,8 @@ class FedAdagrad(FedAvg):
             )
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Returns the new second moment v from the old one and Delta, ``delta``.
+        """Returns the server's new second moment v, given the old ``v`` and the clients' mean update of this round,
+        ``delta``, each ``[width]`` with a number for each parameter.
 
         This rule is the only difference between FedAdagrad, FedAdam and FedYogi, each of which defines it.
         """
@@ -57,7 +62,9 @@ class FedAdagrad(FedAvg):
 
 
 class FedAdam(FedAdagrad):
-    """As FedAdagrad, with v <- beta_2 v + (1 - beta_2) Delta^2."""
+    """FedAvg whose server applies Adam to the clients' mean update Delta. All formulas but one are those of FedAdagrad:
+    v <- beta_2 v + (1 - beta_2) Delta^2.
+    """
 
     class Hyper(FedAdagrad.Hyper):
         beta1: float = base.parameter(0.9, "decay of the first moment (beta_1)", ge=0, lt=1)
@@ -69,7 +76,9 @@ class FedAdam(FedAdagrad):
 
 
 class FedYogi(FedAdam):
-    """As FedAdagrad, with v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
+    """FedAvg whose server applies Yogi to the clients' mean update Delta. All formulas but one are those of FedAdagrad:
+    v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).
+    """
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
         beta2: float = self.hyper.beta2

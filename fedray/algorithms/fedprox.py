@@ -14,7 +14,11 @@ from fedray.core.batches import Batch
 
 
 class FedProx(FedAvg):
-    """The local loss is f_i(y) + (mu/2) ||y - x^r||^2: y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mu (y_{j-1} - x^r))."""
+    """FedAvg with a local loss that has an additional term, which pulls clients towards the server's model:
+    f_i(y) + (mu/2) ||y - x^r||^2, so that y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mu (y_{j-1} - x^r)).
+
+    The symbols are those of :class:`FedAvg`.
+    """
 
     paper = "Li et al., MLSys 2020"
     work = Work(per_step=2)

@@ -22,15 +22,17 @@ from fedray.gradients.passes import Outputs
 
 
 class FedSiamDA(Algorithm):
-    """With z the projection of a sample and p the prediction from it, under the local model y (z_k, p_k), a copy w_f of
+    """Clients train with a Siamese loss, which compares representations of their model with those of the global model
+    and of an earlier local model; the server averages twice.
+    With z the projection of a sample and p the prediction from it, under the local model y (z_k, p_k), a copy w_f of
     the global model (z_f, p_f), and an earlier local model, hist (z_h); sg stops gradients. In each local step
         w_f <- w_f - eta_l grad mu/2 (-cos(p_f, sg z_k))                                        (8)
         y <- y - eta_l grad [f_i(y) + mu (cos(sg z_h, z_k) - 1/2 cos(p_k, sg z_f))]             (9-11)
     where z_f is that of the new w_f, which is discarded after the round. Then w_0 = mean_i y_i (13), and
     x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over what is trained; without ``dual`` it is w_0.
 
-    hist is the local model at the end of the previous epoch (or step, or round). At first it is the client's final
-    model of its last participation; without one, the term is left out.
+    The other symbols are those of :class:`FedAvg`. hist is the local model at the end of the previous epoch (or step,
+    or round). At first it is the client's final model of its last participation; without one, the term is left out.
     """
 
     name = "fedsiam_da"
@@ -92,7 +94,9 @@ class FedSiamDA(Algorithm):
         return Result({"y": Upload.weighted_mean(y)}, state={"last": y}, kept={"y": y})
 
     def reweigh(self, client: ClientPhase) -> Result:
-        """Returns the uploads of the phase ``reweigh``: the models y_i, weighted by D_i."""
+        """Runs the second phase of a round, in which the server averages the clients' models a second time. Returns the
+        uploads of a stack of C clients: their models y_i ``[C, ...]``, weighted by D_i ``[C, 1]``, their similarity to
+        the first average."""
         y = client.kept["y"]
         D = cosine_similarity(y.parameters, client.shared["w_0"].parameters[None], dim=1)[:, None].clamp(min=0)
         return Result({"y": Upload.mean_by(D, y)}, scalars={"similarity": D})

@@ -20,11 +20,13 @@ from fedray.core.batches import Batch
 
 
 class FedTrip(FedAvg):
-    """Local loss f_i(y) + (mu/2) (||y - x^r||^2 - xi ||y - w_i||^2), w_i the client's last final model,
+    """FedAvg with a local loss that pulls clients towards the server's model and away from w_i, the final model of the
+    client's last participation: f_i(y) + (mu/2) (||y - x^r||^2 - xi ||y - w_i||^2),
     whose gradient is g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
 
-    The paper's text says that xi is the interval between participations. Its theory, with E[xi] = p ln p / (p - 1) and
-    xi in (0, 1], fits the inverse of the interval, which is the default, because the literal reading can diverge.
+    The symbols are those of :class:`FedAvg`. The paper's text says that xi is the interval between participations. Its
+    theory, with E[xi] = p ln p / (p - 1) and xi in (0, 1], fits the inverse of the interval, which is the default,
+    because the literal reading can diverge.
     """
 
     paper = "Li et al., IPDPS 2023"

@@ -21,11 +21,12 @@ from fedray.core.batches import Batch
 
 
 class GHBM(FedAvg):
-    """M^r = (x^{r-tau} - x^r) / tau, the mean momentum of tau rounds (0 until r > tau);
+    """FedAvg whose clients follow the mean update M^r of the last tau rounds as momentum:
+    M^r = (x^{r-tau} - x^r) / tau (0 until r > tau);
     y_j = y_{j-1} - eta_l g_i(y_{j-1}) - (beta / J_i) M^r; x^{r+1} = xbar.
 
-    With ``warmup: init``, x^1 stands for the models before round 1, as in the paper's lemma. The default M^r = 0 is
-    that of the authors' code.
+    The symbols are those of :class:`FedAvg`. With ``warmup: init``, x^1 stands for the models before round 1, as in the
+    paper's lemma. The default M^r = 0 is that of the authors' code.
     """
 
     paper = "Zaccone et al., TMLR 2025"
@@ -66,20 +67,25 @@ class GHBM(FedAvg):
 
 
 class _OwnWindow(FedAvg):
-    """The variants in which each client has a different window: the rounds since it last took part."""
+    """The base class of the variants of GHBM in which each client has a different momentum window: the rounds since it
+    last took part."""
 
     any_optimizer = False
 
     def scale(self, client: ClientPhase) -> Tensor | float:
-        """Returns s_i: one over the number of rounds in the window, or the participation ratio instead."""
+        """Returns the factor s_i of a client's momentum: one over the number of rounds in its window, ``[C, 1]``, or
+        the participation ratio instead."""
         if self.hyper.scale == "participation":
             return client.members / client.N
         return 1 / client.gap.clamp(min=1)
 
 
 class LocalGHBM(_OwnWindow):
-    """M_i = s_i (a_i - x^r), a_i the server model that the client received last, fixed for the round; s_i = 1 / gap_i,
+    """GHBM with a separate momentum for each client, over the rounds since the client last took part:
+    M_i = s_i (a_i - x^r), a_i the server model that the client received last, fixed for the round; s_i = 1 / gap_i,
     or the participation ratio as in the authors' code. No correction at the first participation.
+
+    The symbols are those of :class:`FedAvg`; M_i takes the place of M^r in :class:`GHBM`.
     """
 
     name = "local_ghbm"
@@ -104,9 +110,12 @@ class LocalGHBM(_OwnWindow):
 
 
 class FedHBM(_OwnWindow):
-    """y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), a_i the client's final model of the last
-    participation. At the first one: nothing (``standard``), or a_i the initial model (``shared``) or a fresh one
-    (``random``), with s_i = 1 / max(1, r - 1).
+    """FedAvg with a momentum for each client: a step moves away from a_i, the client's final model of its last round:
+    y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), with s_i = 1 / gap_i. At the first
+    participation: no momentum (``standard``), or a_i the initial model (``shared``) or a newly drawn one (``random``),
+    with s_i = 1 / max(1, r - 1).
+
+    The symbols are those of :class:`FedAvg`. ``scale: participation`` puts the participation ratio in place of s_i.
     """
 
     paper = "Zaccone et al., TMLR 2025"

@@ -17,8 +17,8 @@ Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 class Upload:
     """What the clients of a stack send to the server under one name: a model or a vector v_i of each client.
 
-    The server gets only the weighted sum over the cohort. Each of the methods below makes an upload with other
-    weights::
+    The server gets only a weighted sum over the cohort, ``sums[name]``. Do not call the class itself: its methods make
+    uploads that differ in the weights::
 
         Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
 
@@ -37,30 +37,33 @@ class Upload:
 
     @classmethod
     def weighted_mean(cls, value: Vector) -> Upload:
-        """Uploads v_i so that the server gets sum_i p_i v_i. The aggregation weights p_i sum to 1 over the cohort
-        (``train.weighting``)."""
+        """Makes an upload of the clients' models or vectors v_i, ``value [C, ...]``, of which the server gets the mean
+        sum_i p_i v_i over the cohort. The aggregation weights p_i sum to 1 (``train.weighting``)."""
         return cls(value, "weighted_mean")
 
     @classmethod
     def uniform_mean(cls, value: Vector) -> Upload:
-        """Uploads v_i so that the server gets (1/m) sum_i v_i, where m is the size of the cohort."""
+        """Makes an upload of the clients' models or vectors v_i, ``value [C, ...]``, of which the server gets the mean
+        (1/m) sum_i v_i over the cohort, where m is the size of the cohort."""
         return cls(value, "uniform_mean")
 
     @classmethod
     def sum(cls, value: Vector) -> Upload:
-        """Uploads v_i so that the server gets sum_i v_i."""
+        """Makes an upload of the clients' models or vectors v_i, ``value [C, ...]``, of which the server gets the sum
+        sum_i v_i over the cohort."""
         return cls(value, "sum")
 
     @classmethod
     def mean_by(cls, scale: Tensor, value: Vector) -> Upload:
-        """Uploads v_i so that the server gets sum_i s_i v_i / sum_i s_i. ``scale [C, 1]`` has a number s_i >= 0 for
-        each client."""
+        """Makes an upload of the clients' models or vectors v_i, ``value [C, ...]``, of which the server gets the
+        weighted mean sum_i s_i v_i / sum_i s_i over the cohort. ``scale [C, 1]`` has a number s_i >= 0 for each
+        client."""
         return cls(value, "mean_by", scale)
 
 
 @dataclass
 class Result:
-    """What a phase returns for a stack of C clients: what they send, and what they keep.
+    """What a phase returns for a stack of C clients that are computed together: what they send, and what they keep.
 
     For example ``Result({"y": Upload.weighted_mean(y)}, state={"c": c})``. A phase must return the same names in every
     round for every client.
@@ -82,12 +85,12 @@ class Result:
 
 @dataclass
 class Broadcast:
-    """What the server sends at the start of a phase.
+    """What the server sends to the clients at the start of a phase, a part of a round.
 
     Args:
         shared: models and tensors by name, the same for all clients. Clients find them in ``client.shared``.
-        scalars: lists of numbers by name, with a number for each client in the order of the cohort. Clients find their
-            own numbers in ``client.scalars``.
+        scalars: lists of numbers by name, with a number for each client in the order of the cohort. A client finds its
+            number as ``client.scalars[name]``.
 
     Example:
         Broadcast({"x": server["x"], "m": server["m"]})

@@ -20,10 +20,12 @@ from fedray.core.batches import Batch
 
 
 class MimeLite(FedAvg):
-    """y_j = y_{j-1} - eta_l ((1 - beta) g_i(y_{j-1}) + beta s) with s frozen; then c = sum_i p_i G_i(x^r), the
+    """FedAvg whose clients use statistics s of the server, which are frozen while they train:
+    y_j = y_{j-1} - eta_l ((1 - beta) g_i(y_{j-1}) + beta s) with s frozen; then c = sum_i p_i G_i(x^r), the
     full-batch gradients, s <- (1 - beta) c + beta s, x^{r+1} = x^r - eta_g (x^r - xbar). MimeLite proper is beta = 0.
 
-    Without ``dampening`` the factors (1 - beta) are 1, as in torch's momentum.
+    The symbols are those of :class:`FedAvg`. Without ``dampening`` the factors (1 - beta) are 1, as in torch's
+    momentum.
     """
 
     paper = "Karimireddy et al., NeurIPS 2021"
@@ -42,8 +44,9 @@ class MimeLite(FedAvg):
         return Broadcast({"x": server["x"], "s": server["s"]})
 
     def momentum(self, fresh: Tensor, s: Tensor) -> Tensor:
-        """Returns the paper's U: the ``fresh`` gradient, combined with the statistics s by the formula of
-        :class:`MimeLite`."""
+        """Returns the direction (1 - beta) fresh + beta s, the paper's U; without ``dampening``, fresh + beta s.
+        ``fresh`` is a gradient, of clients ``[C, width]`` or of the server ``[width]``, and ``s [width]`` are the
+        server's statistics, an average of earlier gradients."""
         return (1 - self.beta if self.dampening else 1.0) * fresh + self.beta * s
 
     @in_place
@@ -63,9 +66,10 @@ class MimeLite(FedAvg):
 
 
 class Mime(MimeLite):
-    """As MimeLite, with the gradient corrected on the same mini-batch: g_i(y_{j-1}) - g_i(x^r) + c.
+    """MimeLite with a gradient whose noise is corrected on the same mini-batch: g_i(y_{j-1}) - g_i(x^r) + c.
 
-    c is needed before training, so the full-batch gradients are a separate phase.
+    The symbols are those of :class:`FedAvg` and :class:`MimeLite`. c is needed before training, so the full-batch
+    gradients are a separate phase.
     """
 
     phases = ("gradients", "train")
@@ -77,7 +81,8 @@ class Mime(MimeLite):
         return Broadcast({name: server[name] for name in names})
 
     def gradients(self, client: ClientPhase) -> Result:
-        """Returns the uploads of the phase ``gradients``: G_i(x^r), the full-batch gradients."""
+        """Runs the first phase of a round. Returns the uploads of a stack of C clients: G_i(x^r) ``[C, width]``, the
+        gradient on all samples of each client at the server's model. The server averages them to c."""
         return Result(uploads={"c": Upload.weighted_mean(client.objective.full_gradient(client.start("x")))})
 
     @in_place
@@ -102,14 +107,14 @@ class Mime(MimeLite):
 
 
 class MomentumHyper(base.Hyper):
-    """The hyper-parameters of :class:`MimeLiteMom` and :class:`MimeMom`."""
+    """The hyper-parameters ``algorithm.*`` of :class:`MimeLiteMom` and :class:`MimeMom`: ``beta`` and ``dampening``."""
 
     beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
     dampening: bool = base.parameter(True, "U = (1 - beta) g + beta s as in the paper, else g + beta s")
 
 
 class MimeLiteMom(MimeLite):
-    """MimeLite with momentum: its formula with the hyper-parameter beta, which is 0 in MimeLite."""
+    """MimeLite with momentum, that is, its formula with the hyper-parameter beta, which is 0 in MimeLite itself."""
 
     Hyper = MomentumHyper
 
@@ -119,8 +124,7 @@ class MimeLiteMom(MimeLite):
 
 
 class MimeMom(Mime):
-    """Mime with momentum: its formula, which is that of MimeLite but for the gradient, with the hyper-parameter
-    beta."""
+    """Mime with momentum, that is, its formula with the hyper-parameter beta, which is 0 in Mime itself."""
 
     Hyper = MomentumHyper
 

@@ -22,12 +22,15 @@ from fedray.gradients.passes import Outputs
 
 
 class Moon(FedAvg):
-    """Local loss f_i(y) + mu L_con, with z the representations of a sample under y, the global model x^r (z_g) and the
-    client's last P final models (z_p), s(a, b) = cos(a, b) / T:
+    """FedAvg with a contrastive loss L_con, which keeps representations near those of the global model, and away from
+    those of the client's earlier models: the local loss is f_i(y) + mu L_con,
+    with z the representations of a sample under y, the global model x^r (z_g) and the client's last P final models
+    (z_p), s(a, b) = cos(a, b) / T:
         L_con = -log(exp(s(z, z_g)) / (exp(s(z, z_g)) + sum_p exp(s(z, z_p)))).
 
-    At the first participation there is no z_p, and L_con = 0 (``first: skip``). The last model may be replaced by one
-    that is drawn for the client, as in the authors' code (``init``), or by the received model (``global``).
+    The other symbols are those of :class:`FedAvg`. At the first participation there is no z_p, and L_con = 0
+    (``first: skip``). The last model may be replaced by one that is drawn for the client, as in the authors' code
+    (``init``), or by the received model (``global``).
     """
 
     paper = "Li, He, Song, CVPR 2021"
@@ -71,7 +74,12 @@ class Moon(FedAvg):
         return client.optimizer.descend(carry, "y", gradient)
 
     def loss(self, outputs: Outputs, task: Tensor, known: Tensor, z_g: Tensor, *others: Tensor) -> Tensor:
-        """Returns f_i + mu L_con of each sample. Only the first ``known [1]`` of ``others`` exist."""
+        """Returns the loss f_i + mu L_con of each sample of a client's mini-batch, ``[b]``.
+
+        ``outputs`` has the representations of the samples under the model that is trained, and ``task`` is their task
+        loss f_i ``[b]``. ``z_g`` and ``others`` are the representations under the global model and under the client's
+        earlier models, the latest first. Only the first ``known [1]`` of ``others`` exist.
+        """
         similar = torch.stack([torch.cosine_similarity(outputs.features, z, dim=1) for z in (z_g, *others)])
         exists = torch.arange(len(similar), device=known.device) <= known
         s = torch.where(exists[:, None], similar / self.hyper.temperature, -torch.inf)

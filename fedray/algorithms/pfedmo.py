@@ -28,12 +28,13 @@ FOUR = ("x", "m", "x_rep", "m_rep")
 
 
 class PFedMo(Algorithm):
-    """Clients hold nothing: the server's four vectors and a score a_i say what client i starts from.
+    """Each client starts from a mixture of the clients' average and a representation model that the server trains on
+    public samples. Clients keep nothing: the server's four vectors and a score a_i say what client i starts from.
 
-    Workers (eqs. 6-7) run Nesterov's rule from (x_i+, m_i+); the server averages xbar = sum p_i x_i, mbar = sum p_i m_i
-    and runs the same rule on its public set (x_rep, m_rep). Scores (eqs. 8-10) on a probe batch, w = softmax of the
-    representation model's logits: l_i = mean_b(-sum_c w_bc log softmax(logits_i)_bc), u_i = max(u_i, l_i),
-    s_i = 1 - l_i/u_i, a_i = pi s_i. Then
+    Workers (clients; eqs. 6-7) run Nesterov's rule from (x_i+, m_i+); the server averages xbar = sum p_i x_i, mbar =
+    sum p_i m_i and runs the same rule on its public set (x_rep, m_rep). Scores (eqs. 8-10) on a probe batch, w =
+    softmax of the representation model's logits: l_i = mean_b(-sum_c w_bc log softmax(logits_i)_bc), u_i = max(u_i,
+    l_i), s_i = 1 - l_i/u_i, a_i = pi s_i. Then
         m_i+ = (1 - a_i) mbar + a_i m_rep                             (11)
         x_i+ = (1 - a_i) xbar + a_i x_rep + (mbar - m_i+)             (12)
     and the global model is x_+ = sum p_i x_i+. Under partial participation a client starts from the current four
@@ -88,7 +89,8 @@ class PFedMo(Algorithm):
         return Carry({"x": x, "m": m})
 
     def _personal(self, server: Any, a: Tensor | float) -> tuple[Model, Tensor]:
-        """Returns (x_i+, m_i+) of eqs. 11-12 from the server's four vectors and the scores ``a``."""
+        """Returns the models and momentum (x_i+, m_i+) from which clients start, by eqs. 11-12, given the server's four
+        vectors and the clients' scores ``a``."""
         m = (1 - a) * server["m"] + a * server["m_rep"]
         x = _mixed(server["x"], server["x_rep"], a)
         return (x + (server["m"] - m) if self.hyper.contrast else x), m
@@ -109,13 +111,16 @@ class PFedMo(Algorithm):
         return Result(uploads, kept={"x": carry["x"]})
 
     def score(self, client: ClientPhase) -> Result:
-        """Returns what clients send in the phase ``score``: l_i of eqs. 8-9 on the probe batch."""
+        """Runs the second phase of a round, ``score``. Returns the number that each client of a stack sends: l_i of
+        eqs. 8-9, ``[C, 1]``, the cross-entropy between the outputs of the client's model and of the representation
+        model on a batch of probe samples."""
         logits = client.objective.class_logits(client.kept["x"], client.shared["inputs"])
         cross = -(client.shared["w"] * torch.log_softmax(logits, dim=-1)).sum(-1)
         return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains the representation model by the workers' rule on the public set, and returns it."""
+        """Trains the representation model on the public set, by the workers' rule, while the clients train. Returns the
+        trained model ``x_rep`` and its momentum ``m_rep``, which replace the server's."""
         steps = server.cohort.steps
         client = server.as_client(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
         carry = self.local_steps(client, Carry({"x": client.start("x_rep"), "m": client.start("m_rep")}))
@@ -138,7 +143,8 @@ class PFedMo(Algorithm):
         server.client_scalars["score"] = scores
 
     def _mean_a(self, server: ServerState) -> float:
-        """Returns sum_j p_j a_j of the last scored cohort (0 in round 1, where nothing is scored)."""
+        """Returns sum_j p_j a_j, the mean score of the last scored cohort, for clients without a score. It is 0 in
+        round 1, where nothing is scored."""
         return server.column("mean_a").get(0, 0.0)
 
     def eval_model(self, server: ServerState) -> Model:
@@ -160,8 +166,8 @@ class PFedMo(Algorithm):
 
 
 def _mixed(x: Model, x_rep: Model, a: Tensor | float) -> Model:
-    """Returns (1 - a) x + a x_rep. Buffers are mixed only where they differ, because a constant buffer may hold
-    infinities."""
+    """Returns the model (1 - a) x + a x_rep. Buffers are mixed only where they differ, because a constant buffer may
+    hold infinities."""
     parameters = (1 - a) * x.parameters + a * x_rep.parameters
     if not x.has_buffers:
         return Model(parameters, x.width)

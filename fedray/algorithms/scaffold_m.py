@@ -18,12 +18,13 @@ from fedray.core.batches import Batch
 
 
 class ScaffoldM(FedAvg):
-    """y_j = y_{j-1} - eta_l (beta (g_i(y_{j-1}) - c_i + c) + (1 - beta) g); c_i+ = mean_j g_i(y_{j-1}), over the
+    """SCAFFOLD's control variates c_i and c, together with FedCM's momentum g over rounds:
+    y_j = y_{j-1} - eta_l (beta (g_i(y_{j-1}) - c_i + c) + (1 - beta) g); c_i+ = mean_j g_i(y_{j-1}), over the
     mini-batches of the round; g <- mean_i (x^r - y_i) / (J_i eta_l); c <- c + (1/N) sum_S (c_i+ - c_i);
     x^{r+1} = x^r + eta_g mean_i (y_i - x^r).
 
-    With ``train.weighting: samples``, c is sum_i (n_i / n) c_i over all clients instead, so that c stays the mean of
-    the clients' c_i.
+    The symbols are those of :class:`FedAvg`. With ``train.weighting: samples``, c is sum_i (n_i / n) c_i over all
+    clients instead, so that c stays the mean of the clients' c_i.
     """
 
     name = "scaffold_m"

@@ -87,23 +87,27 @@ class ServerState:
         self.vectors[name] = value
 
     def column(self, name: str) -> dict[int, float]:
-        """Returns the table's column ``name``: a dict from a client's number to a number, empty at first.
+        """Returns a table column in which the server keeps a number for each client from round to round: a dict from a
+        client's number to the kept number. It is empty at first.
 
-        Checkpoints contain it. For example ``server.column("score")[client] = 0.3``.
+        The server's rules may change the dict, as in ``server.column("score")[client] = 0.3``. Checkpoints contain it.
         """
         return self.table.setdefault(name, {})
 
     def gap(self, client: int, number: int) -> int:
-        """Returns how many rounds before round ``number`` the client last took part, or 0 if it never did."""
+        """Returns how many rounds before round ``number`` the client last took part, or 0 if it never did. ``client``
+        is the client's number."""
         return number - self.last_round[client] if client in self.last_round else 0
 
     def shares(self) -> list[float]:
-        """Returns the weight of each client of the cohort among all clients: n_i / n with ``samples``, 1 / N with
+        """Returns the weight of each client of the cohort among all clients that hold samples, in the order of
+        ``cohort.ids``: n_i / n (its fraction of all samples) if ``weighting`` is ``samples``, and 1 / N if it is
         ``uniform``."""
         if self.weighting == "uniform":
             return [1 / self.N] * len(self.cohort.ids)
         return [size / self.total_samples for size in self.cohort.sizes]
 
     def move(self, average: Model) -> None:
-        """Moves the model ``x`` towards the clients' ``average``: x <- x + eta_g (average - x)."""
+        """Moves the server's model ``x`` towards the clients' ``average``, by the server learning rate eta_g: x <- x +
+        eta_g (average - x)."""
         self["x"] = self["x"].lerp(average, self.server_lr)

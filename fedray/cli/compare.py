@@ -27,7 +27,8 @@ MANY = 40
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray compare`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     parser = commands.add_parser(
         "compare",
         help="compare runs: tables, curves and a page",

@@ -11,7 +11,8 @@ from fedray.errors import UserError
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray costs`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     text = "compare what the algorithms cost: bytes and FLOPs"
     parser = commands.add_parser(
         "costs",

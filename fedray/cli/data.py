@@ -26,7 +26,8 @@ SOURCE is the same as data.source=SOURCE. Keys: see fedray keys."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray data`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     parser = commands.add_parser(
         "data",
         help="show how the data are spread over the clients, or prepare them",
@@ -51,7 +52,8 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _source_or_file(word: str) -> str:
-    """Returns ``data.source=WORD`` if ``word`` is the name of a source, and otherwise ``word`` itself."""
+    """Returns ``data.source=WORD`` if ``word`` is the name of a data source, and otherwise ``word`` itself, a file or a
+    setting. Raises :class:`UserError` if it is neither."""
     from fedray.data.sources.source import SOURCES
 
     if word in SOURCES:

@@ -24,7 +24,8 @@ portable_bits and channels_last."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray evaluate`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     parser = commands.add_parser(
         "evaluate",
         help="evaluate a saved model on any data",

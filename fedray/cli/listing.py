@@ -19,9 +19,12 @@ INDENT = 40
 
 
 def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
-    """Yields a line for each key of a section, or of the whole configuration: its default, description and type.
+    """Yields the lines that ``fedray keys`` prints: for each key of the configuration its default, description and
+    type.
 
-    On a terminal that is too narrow, the description continues in the next line. Output into a pipe is not wrapped.
+    With ``model``, only the keys of this section's class are listed, and ``prefix`` stands in front of their names, as
+    in ``algorithm.mu``. On a terminal that is too narrow, the description continues in the next line. Output into a
+    pipe is not wrapped.
     """
     from fedray.config import Config, documented_keys
 
@@ -30,7 +33,8 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
 
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
-    """Yields lines about the algorithms of these names, or all that come with fedray, with their hyper-parameters."""
+    """Yields the lines that ``fedray algorithms`` prints: for each algorithm its paper, rule and hyper-parameters.
+    Without ``names``, these are all algorithms that come with fedray."""
     from fedray.algorithms import find_algorithm, known_algorithms
 
     for name in names or known_algorithms():
@@ -41,8 +45,8 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """Yields lines about the models of these names, or all that come with fedray: their options, and the devices on
-    which their results are the same to the bit."""
+    """Yields the lines that ``fedray models`` prints: for each model its options, and the devices on which its results
+    are the same to the bit. Without ``names``, these are all models that come with fedray."""
     from fedray.models import MODELS, find_model, options_of
     from fedray.models.bits import promise, where_measured
 
@@ -59,7 +63,8 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
-    """Yields lines about the data sources and partitions of these names, or all that come with fedray."""
+    """Yields the lines that ``fedray datasets`` prints: data sources with their variants, and ways of partitioning
+    samples among clients, with their keys. Without ``names``, these are all that come with fedray."""
     from fedray.data.partitions.partition import PARTITIONERS
     from fedray.data.sources.source import SOURCES
 
@@ -95,7 +100,7 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _facts(cls: type[Algorithm]) -> str:
-    """Returns a text that names an algorithm's paper and what the algorithm needs."""
+    """Returns a text about an algorithm: its paper, and what it needs, such as a public set."""
     from fedray.models.heads import DEFAULT
 
     facts = [cls.paper] if cls.paper else []
@@ -107,7 +112,8 @@ def _facts(cls: type[Algorithm]) -> str:
 
 
 def paragraph(text: str, indent: int = 0) -> list[str]:
-    """Returns a text as lines that fit into the terminal, and of at most 120 characters."""
+    """Returns ``text`` as a list of lines that fit into the terminal, and have at most 120 characters. Each line begins
+    with ``indent`` blanks."""
     first = " " * indent
     width = min(_width(), 120)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)

@@ -24,13 +24,15 @@ TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command and returns the exit code."""
+    """Runs the command of ``arguments``, the words after ``fedray`` such as ``["run", "train.lr=0.1"]``, and returns
+    the exit code. Errors are printed in one line."""
     return exit_code(lambda: _command(arguments))
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Calls ``command()`` and returns the exit code: its result, or, if it raises, 1 for an internal failure, 2 for a
-    user's error and 130 for an interruption. The error is printed on standard error, in one line."""
+    """Calls ``command()`` and returns the exit code of the program: the result of ``command()``, or, if it raises, 1
+    for an internal failure, 2 for a user's error and 130 for an interruption. The error is printed on standard error,
+    in one line."""
     try:
         code = command()
         # flushed here, so that the error is caught if the reader of the output has gone
@@ -69,14 +71,16 @@ def _command(arguments: Sequence[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports its errors in the form in which fedray reports all others."""
+    """A parser of argparse that raises :class:`UserError` for a wrong argument, so that the message has the form of all
+    other messages of fedray."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Raises :class:`UserError` for an unknown command, and for keys without their ``=``.
+    """Checks the words of a command line before argparse reads them. Raises :class:`UserError` for an unknown command,
+    and for keys without their ``=``.
 
     argparse's own messages would not suggest the command that was meant, and argparse does not know the keys.
     """

@@ -19,7 +19,8 @@ table of the winners, and all of its sweeps."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray report`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     parser = commands.add_parser(
         "report",
         help="make a page about a run, a sweep or a suite",
@@ -48,8 +49,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _page(folder: Path) -> Any:
-    """Returns the page about the run, sweep or suite in ``folder``. Raises :class:`UserError` if it holds none of
-    these."""
+    """Returns the page about the run, sweep or suite in ``folder``. Raises :class:`UserError` if the folder holds none
+    of these."""
     from fedray.tuning.spec import RECORD, read_sweeps
     from fedray.tuning.suite import SUITE_RECORD, suite_of_folder
 

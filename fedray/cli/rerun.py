@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A run and its repetition.
+    """A run that was made a second time, to check that its results can be reproduced.
 
-    ``rounds`` is the number of rounds that both have. ``differ`` names what is not the same to the bit in these rounds:
-    columns of metrics.csv, and ``model`` for the final model.
+    ``original`` is the folder of the first run, and ``result`` the result of the second. ``rounds`` is the number of
+    rounds that both have. ``differ`` names what is not the same to the bit in these rounds: columns of metrics.csv, and
+    ``model`` for the final model.
     """
 
     original: Path
@@ -32,7 +33,9 @@ class Rerun:
 
 
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
-    """Repeats the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``.
+    """Repeats the run in ``folder`` with the configuration that is recorded there, to check that the results are the
+    same. If ``folder`` is that of a sweep's trial, all runs of the trial are repeated. The repetitions are in new
+    folders below ``runs/``.
 
     ``overrides`` are texts ``key=value`` that replace keys of the run's configuration. With ``verbose``, progress is
     shown. Returns a :class:`Rerun` for each run that was repeated; after an interruption the remaining runs are left
@@ -66,7 +69,8 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
 
 
 def _parts_outside_sweep(run: Path) -> int:
-    """Returns how many parts of a run's path come before its sweep's name, which may itself consist of several folders.
+    """Returns how many parts of a run's path come before the name of its sweep, which may itself consist of several
+    folders. The parts from there on name the repeated run.
 
     For a run that belongs to no sweep it returns -1, the index of the last part.
     """
@@ -77,8 +81,8 @@ def _parts_outside_sweep(run: Path) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the folders of the runs to repeat: ``folder`` itself if it is a run's, or, if it is a trial's, the run
-    folders of all seeds in it.
+    """Returns the folders of the runs to repeat: ``folder`` itself if it is a run's, or the run folders of all seeds in
+    it if it is a trial's.
 
     Raises :class:`UserError` if there is no run.
     """
@@ -89,7 +93,8 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
-    """Returns the number of rounds that both runs have, and the names of what differs in them.
+    """Compares a run with its repetition, both given by their folders. Returns the number of rounds that both have, and
+    the names of the columns that differ in these rounds, with ``model`` for the final model.
 
     Times are not compared. The final models are compared only if both runs have the same number of rounds.
     """

@@ -12,7 +12,8 @@ from fedray.errors import UserError
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray run`` to the command line, with its arguments and help. ``commands`` are the subparsers
+    of argparse."""
     lists = "fedray algorithms, fedray models and fedray datasets show what exists."
     parser = commands.add_parser(
         "run",

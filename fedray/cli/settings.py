@@ -17,18 +17,21 @@ EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of a run to the arguments of a command."""
+    """Adds the arguments that describe a run to the parser of a command: a config file and overrides such as
+    ``train.lr=0.1``, which are then in ``options.settings``."""
     settings = "a config file, and overrides; of a key that is given twice the last value counts"
     parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=settings)
 
 
 def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits settings into files and ``key=value`` overrides."""
+    """Splits the words of a command line into files and overrides. Returns two lists: the words without "=", which name
+    files, and the words ``key=value``."""
     return [text for text in settings if "=" not in text], [text for text in settings if "=" in text]
 
 
 def load_settings(settings: Sequence[str]) -> Config:
-    """Returns the configuration of a run that these settings describe."""
+    """Returns the configuration that the words of a command line describe: one config file at most, and overrides such
+    as ``train.lr=0.1``. Raises :class:`UserError` for a second file, or a wrong key or value."""
     files, overrides = split(settings)
     if len(files) > 1:
         raise UserError(f"one config file at most, not {' and '.join(files)}")

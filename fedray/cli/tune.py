@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the command ``fedray tune`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
     search = "search hyper-parameters on Ray, or resume a search"
     again = "Give the same command again to resume where it was stopped or killed."
     parser = commands.add_parser(

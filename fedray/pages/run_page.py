@@ -59,8 +59,9 @@ Figures = Iterator[tuple[str, Figure]]
 
 
 def run_page(folder: Path) -> Page:
-    """Returns the page about the run in ``folder``. Raises :class:`UserError` if it has not ended, or the folder is
-    damaged."""
+    """Makes the page about the run in ``folder``, which ``fedray report`` writes: its results, curves, partition, the
+    scores of single clients, the drift of clients and the time of rounds, as far as these were recorded. Raises
+    :class:`UserError` if the run has not ended, or if the folder is damaged."""
     run = read_run(folder)
     if isinstance(run, LeftOut):
         raise UserError(f"there is nothing to report of {folder}: {run.reason}")
@@ -85,7 +86,7 @@ def run_page(folder: Path) -> Page:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns errors from reading a damaged file or folder into :class:`UserError`."""
+    """A context in which errors from reading the damaged file or folder ``path`` become a :class:`UserError`."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
@@ -122,7 +123,7 @@ def _table(title: str, column: str, cells: Mapping[str, str]) -> Table:
 
 
 def _curves(run: RecordedRun) -> Figures:
-    """Yields the metric of every model that was evaluated on the test set, and the losses."""
+    """Yields figures over the rounds: the metric of every model that was evaluated on the test set, and the losses."""
     ending = f"_{run.measure.metric}"
     of_models = [name for name in map(str, run.rows) if name.endswith(ending) and not name.startswith("clients_")]
     metric = f"{run.measure.words}{run.measure.unit}"
@@ -133,7 +134,7 @@ def _curves(run: RecordedRun) -> Figures:
 
 
 def _filled(rows: pd.DataFrame, columns: list[str]) -> list[str]:
-    """Returns the columns that are not empty."""
+    """Returns those of ``columns`` that exist in the table ``rows`` and are not empty."""
     return [name for name in columns if name in rows and rows[name].notna().any()]
 
 
@@ -147,8 +148,8 @@ def _holdings(run: RecordedRun) -> Figures:
 
 
 def _clients(run: RecordedRun) -> Figures:
-    """Yields the distribution of each scored model over the clients of the last evaluation, and how often clients took
-    part."""
+    """Yields figures about single clients: the distribution of each scored model's metric over the clients of the last
+    evaluation, and how often clients took part."""
     measure = run.measure
     with _reading(run.folder / "evaluation.parquet"):
         rows = last_scores(run.folder)
@@ -176,7 +177,7 @@ def _clients(run: RecordedRun) -> Figures:
 
 
 def _read_parts(folder: Path) -> pd.DataFrame | None:
-    """Reads a table from a folder of Parquet files. Returns None if there are no files."""
+    """Reads a table from a ``folder`` of Parquet files. Returns None if there are no files."""
     if not any(folder.glob("part-*.parquet")):
         return None
     with _reading(folder):
@@ -203,7 +204,7 @@ def _drift(run: RecordedRun) -> Figures:
 
 
 def _draw_lines(columns: pd.DataFrame, ylabel: str) -> Figure:
-    """Returns a figure with a line for each column, over the rounds in the index."""
+    """Returns a figure with a line for each column of a DataFrame whose index is the round."""
     names = list(map(str, columns))
     figure, (axes,) = figure_of(1, legend_width=width_of(names))
     for name, line in lines_for(names).items():

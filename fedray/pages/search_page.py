@@ -32,13 +32,16 @@ MOST_TRIALS = 50
 
 
 def sweep_page(spec: SweepSpec) -> Page:
-    """Returns the page about a sweep, and writes the files of its folder ``report``."""
+    """Makes the page about a sweep, which ``fedray report`` writes: the table of its trials, and pictures of them. It
+    also writes these tables and pictures into the folder ``report`` of the sweep."""
     section = _of_sweep(spec)
     return Page(f"Sweep {spec.name}", [str(spec.folder.resolve())], [section])
 
 
 def suite_page(suite: Suite) -> Page:
-    """Returns the page about a suite, and writes its table and the reports of its sweeps."""
+    """Makes the page about a suite, which ``fedray report`` writes: the table of the best trials on fresh seeds, and
+    the results of the sweep of each algorithm. It also writes the suite's table into the suite's folder, and the report
+    of each sweep into the sweep's folder."""
     _, _, curves = write_suite(suite)
     table, notes = suite_for_people(suite)
     winners = Section(
@@ -70,8 +73,8 @@ def _of_sweep(spec: SweepSpec) -> Section:
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table as texts: numbers with four digits, or all digits before the point, bytes and FLOPs with units,
-    and empty cells for missing values."""
+    """Returns a table for the page, with texts as cells: numbers with four digits, or all digits before the point,
+    bytes and FLOPs with units, and empty cells for missing values."""
 
     def text(value: object, unit: str) -> str:
         return in_units(value, unit) if isinstance(value, float) else "" if value is None else str(value)

@@ -29,8 +29,8 @@ BASELINE = "fedavg"
 
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonTables):
-    """The result of :func:`compare`: pandas tables (``table``, ``targets``, ``curves()``), and Matplotlib figures of
-    them.
+    """The result of :func:`compare`: tables (``table``, ``targets`` and ``curves()``, which are DataFrames), and
+    Matplotlib figures.
 
     Example:
         best = found.table["final"].max()
@@ -38,7 +38,8 @@ class Comparison(ComparisonTables):
     """
 
     def figures(self) -> list[tuple[str, Figure]]:
-        """Returns the figures of the report, each after a sentence that says what it shows."""
+        """Returns all figures of the comparison's page, report.html, as pairs: a sentence that says what the figure
+        shows, and the figure."""
         # Matplotlib is loaded only if something is drawn
         from fedray.results.pictures import figures_of
 
@@ -54,7 +55,7 @@ def compare(
     last: int | None = None,
     any_version: bool = False,
 ) -> Comparison:
-    """Compares runs that have ended: what they reached, what that cost, and how certain it is.
+    """Compares runs that have ended: the value of the metric that they reached, what that cost, and how certain it is.
 
     Runs that differ only in their seeds are one group. Groups are compared within an environment, which has the same
     data and the same model::
@@ -70,10 +71,13 @@ def compare(
             ``wall_seconds``.
         targets: values of the main metric, such as 0.9. By default they are the values of ``run.targets`` that all runs
             of an environment have, or else the mean that the baseline ends with.
-        baseline: the name of a group or an algorithm; FedAvg by default.
+        baseline: the name of a group or an algorithm, with which the other groups are compared; FedAvg by default.
         last: the number of rounds over which the column ``last`` is the mean; the last ten evaluations by default.
         any_version: whether to compare runs of all versions of fedray. By default only the version that made most of
             the runs is compared.
+
+    Returns:
+        The comparison, with tables, figures, and notes about what makes the groups unequal.
 
     Raises:
         UserError: a path has no runs, a key, axis or baseline is unknown, or no run is left to compare.
@@ -106,8 +110,8 @@ def compare(
 
 
 def _comparable(paths: Sequence[str | Path], any_version: bool) -> tuple[list[RecordedRun], list[LeftOut]]:
-    """Returns the runs in ``paths`` that can be compared, and those that are left out. Raises :class:`UserError` if
-    none can be compared."""
+    """Returns the runs in ``paths`` that can be compared, and the run folders that are left out, with reasons. Raises
+    :class:`UserError` if no run can be compared."""
     runs, left_out = find_runs(map(Path, paths))
     kept: dict[str, RecordedRun] = {}
     counts = Counter(map(_version, runs))
@@ -135,13 +139,15 @@ def _comparable(paths: Sequence[str | Path], any_version: bool) -> tuple[list[Re
 
 
 def _repetition(run: RecordedRun) -> str:
-    """Returns a text that is the same for two runs only if one is the other, made a second time."""
+    """Returns a text that identifies a run by its settings, seeds and inputs. Two runs have the same text only if one
+    of them is the other, made a second time."""
     settings = {key: value for key, value in run.settings.items() if not is_ignored(key)}
     return json.dumps([settings, run.seeds, dict(run.inputs)], sort_keys=True, default=str)
 
 
 def _version(run: RecordedRun) -> tuple[tuple[int, str], ...]:
-    """Returns the version of fedray that made a run, in a form that can be compared."""
+    """Returns the version of fedray that made a run as a tuple, so that versions can be sorted: 0.10 comes after
+    0.9."""
     text = str(run.versions.get("fedray", ""))
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in text.split("."))
 
@@ -155,7 +161,8 @@ def _measure_of(runs: Sequence[RecordedRun]) -> Measure:
 
 
 def _check(request: _Request, baseline: str | None, groups: Sequence[Group]) -> None:
-    """Raises :class:`UserError` if no group matches the baseline, or if a target can't be reached."""
+    """Checks the arguments of a comparison. Raises :class:`UserError` if no group matches the baseline, or if a target
+    can't be reached."""
     known = {name for group in groups for name in (group.label, group.algorithm)}
     if baseline is not None and baseline not in known:
         raise UserError(f"--baseline: there is no group {baseline!r}{near_miss(baseline, known)}")
@@ -166,8 +173,9 @@ def _check(request: _Request, baseline: str | None, groups: Sequence[Group]) -> 
 
 
 def _finals_by_pair(group: Group, measure: Measure) -> dict[Hashable, float]:
-    """Returns the final values of a group's runs. Two runs of different groups are a pair if their keys are equal: they
-    have the same seeds, and the clients hold the same samples."""
+    """Returns the final value of the metric of each of a group's runs that did not diverge, by a key for pairs. Two
+    runs of different groups are a pair if their keys are equal: they have the same seeds, and the clients hold the same
+    samples."""
     return {(*run.seeds, run.summary.get("partition_hash")): run.final(measure) for run in group.ended}
 
 
@@ -182,7 +190,8 @@ class _Request:
     last: int | None
 
     def environment(self, groups: Sequence[Group]) -> Environment:
-        """Returns an environment with the results of its groups."""
+        """Compares ``groups``, which have the same data and the same model, and returns them with their results as an
+        environment."""
         rows = {}
         for group in groups:
             rows[group] = _keys(group) | outcome(group.runs, self.measure, self.last)
@@ -207,14 +216,16 @@ class _Request:
         return Environment(groups[0].place, ordered, baseline, [rows[each] for each in ordered], to_targets, notes)
 
     def _default_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Returns the worst final mean in ``rows``: the row of the baseline, or all rows if there is no baseline."""
+        """Returns the target if the user has set none: the worst of the final means in ``rows``, as a list of one
+        number. ``rows`` is the row of the baseline, or all rows if there is no baseline. The list is empty if no run
+        ended."""
         sign = self.measure.sign
         means = [sign * row["final"] for row in rows if not math.isnan(row["final"])]
         return [sign * min(means)] if means else []
 
     def _to_target(self, target: float, groups: Sequence[Group], baseline: Group | None) -> Iterator[dict[str, Any]]:
-        """Yields what it took each group to reach ``target``, and its speed-up: the baseline's amount divided by the
-        group's."""
+        """Yields a row of the table ``targets`` for each group: what it took the group to reach ``target``, and its
+        speed-up, which is the baseline's amount divided by the group's."""
         found = {group: reaching(group.runs, self.measure, target) for group in groups}
         for group, row in found.items():
             speedups = {}
@@ -228,8 +239,8 @@ class _Request:
     def _about_baseline(
         self, groups: Sequence[Group], named: Sequence[Group], to_targets: Sequence[Mapping[str, Any]], is_default: bool
     ) -> Iterator[str]:
-        """Yields lines that say if there is no baseline, if several groups match it, or if it does not reach a target
-        itself."""
+        """Yields notes for the reader of a comparison: that there is no baseline, that several groups match it, or that
+        the baseline does not reach a target itself."""
         if len(groups) == 1:
             return
         if not named:
@@ -246,7 +257,7 @@ class _Request:
                 yield f"{label} reached {target} in {runs}, so that there are no speed-ups to it"
 
     def _about_targets(self, groups: Sequence[Group], targets: Sequence[float]) -> Iterator[str]:
-        """Yields a line for each value of ``run.targets`` that is left out, and one if there is no target at all."""
+        """Yields a note for each value of ``run.targets`` that is left out, and one if there is no target at all."""
         if not self.targets:
             wanted = {target for each in _targets_of_runs(groups) for target in each}
             for target in sorted(wanted.difference(targets)):
@@ -255,7 +266,7 @@ class _Request:
             yield "there is no target, because none of the runs has ended that would give it (--target sets one)"
 
     def _about_curves(self, groups: Sequence[Group]) -> Iterator[str]:
-        """Yields a line for each group whose curve can't be drawn, or is drawn for some of its rounds only."""
+        """Yields a note for each group whose curve can't be drawn, or is drawn for some of its rounds only."""
         for group in groups:
             if any(run.rows[AXES[self.over]].isna().all() for run in group.ended):
                 yield f"{group.label} has runs without {self.over}, so that there is no curve of it"

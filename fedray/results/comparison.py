@@ -16,11 +16,12 @@ from fedray.results.runs import LeftOut, RecordedRun
 
 @dataclass(frozen=True, eq=False)
 class Environment:
-    """Groups that were run on the same data with the same model, the best first.
+    """One part of a comparison: groups of runs that used the same data and the same model, the best group first. Only
+    such groups are compared with each other.
 
-    ``name`` has the settings that distinguish it from other environments; it is empty if there is only one environment.
-    ``rows`` has the results of each group, ``targets`` what it took each group to reach each target, and ``notes`` the
-    lines about what makes the comparison unequal.
+    ``name`` has the settings that distinguish this environment from others, such as ``alpha=0.1``; it is empty if there
+    is only one environment. ``rows`` has the results of each group, ``targets`` what it took each group to reach each
+    target, and ``notes`` the lines about what makes the comparison unequal.
     """
 
     name: str
@@ -33,12 +34,13 @@ class Environment:
 
 @dataclass(frozen=True, eq=False)
 class ComparisonTables:
-    """The result of a comparison, as tables.
+    """The result of a comparison of runs, as tables.
 
-    ``over`` is the axis of curves. ``last`` is the number of rounds over which the column ``last`` is the mean; None
-    means the last ten evaluations. ``left_out`` are the run folders that could not be compared, and ``asked`` holds the
-    arguments of :func:`~fedray.results.compare.compare`. ``notes`` are lines about settings that differ between
-    environments although the environments' names do not show it.
+    ``environments`` are its parts, and ``measure`` is the compared metric. ``over`` is the axis of curves, such as
+    rounds. ``last`` is the number of rounds over which the column ``last`` is the mean; None means the last ten
+    evaluations. ``left_out`` are the run folders that could not be compared, and ``asked`` holds the arguments of
+    :func:`~fedray.results.compare.compare`. ``notes`` are lines about settings that differ between environments
+    although the environments' names do not show it.
     """
 
     environments: Sequence[Environment]
@@ -51,33 +53,43 @@ class ComparisonTables:
 
     @property
     def groups(self) -> list[Group]:
-        """The groups of all environments."""
+        """The compared groups (runs that differ only in their seeds) of all environments."""
         return [group for each in self.environments for group in each.groups]
 
     @property
     def runs(self) -> list[RecordedRun]:
-        """All runs that were compared."""
+        """All runs that were compared, without the ones that were left out."""
         return [run for group in self.groups for run in group.runs]
 
     @property
     def table(self) -> pd.DataFrame:
-        """The results of each group: the keys in which groups differ, and the columns of
-        :func:`~fedray.results.outcomes.outcome`, :func:`~fedray.results.clients.outcome_of_clients` and
-        :func:`~fedray.results.outcomes.difference`."""
+        """The results of all groups: a DataFrame with a row for each group.
+
+        Its columns are ``environment`` and ``group`` (their names), the keys in which groups differ, and the columns of
+        :func:`~fedray.results.outcomes.outcome` (such as ``final``), :func:`~fedray.results.clients.outcome_of_clients`
+        and :func:`~fedray.results.outcomes.difference`.
+        """
         return _frame([row for each in self.environments for row in each.rows])
 
     @property
     def targets(self) -> pd.DataFrame:
-        """The cost of each target for each group: the columns of :func:`~fedray.results.outcomes.reaching`, and
-        ``rounds_speedup``, ``bytes_speedup``, ``flops_speedup`` and ``seconds_speedup``, which are the baseline's
-        amounts divided by the group's."""
+        """What it took each group to reach each target: a DataFrame with a row for each group and target.
+
+        Its columns are ``environment`` and ``group`` (their names), the keys in which groups differ, the columns of
+        :func:`~fedray.results.outcomes.reaching` (such as ``rounds_to``), and ``rounds_speedup``, ``bytes_speedup``,
+        ``flops_speedup`` and ``seconds_speedup``, which are the baseline's amounts divided by the group's.
+        """
         return _frame([row for each in self.environments for row in each.targets])
 
     def curves(self, column: str | None = None) -> pd.DataFrame:
-        """Returns the mean curves of all groups, with the columns of :func:`~fedray.results.curves.mean_curve`.
+        """Returns the mean learning curves of all groups in one DataFrame, with a row for each group and evaluated
+        round.
+
+        Its columns are ``environment`` and ``group`` (their names), and those of
+        :func:`~fedray.results.curves.mean_curve`, such as ``x``, ``mean``, ``low`` and ``high``.
 
         Args:
-            column: a column of metrics.csv; by default the one of the compared metric.
+            column: the column of metrics.csv whose mean is computed; by default the one of the compared metric.
         """
         found = [
             mean_curve(group.runs, column or self.measure.column, self.over).assign(
@@ -89,7 +101,8 @@ class ComparisonTables:
 
 
 def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Returns rows as a table, in which a tuple of numbers becomes a text."""
+    """Returns ``rows``, dicts by column, as a DataFrame, in which a tuple of numbers becomes a text such as
+    ``0.91 0.92``."""
     return pd.DataFrame(
         [{key: " ".join(map(str, x)) if isinstance(x, tuple) else x for key, x in row.items()} for row in rows]
     )

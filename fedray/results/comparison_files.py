@@ -47,12 +47,15 @@ COMMON = (
 
 
 def output_of(comparison: ComparisonTables) -> Result:
-    """Returns the description of a comparison's output, by which its folder is recognised."""
+    """Describes the output folder of ``comparison``. The :class:`Result` chooses a folder, and checks that no other
+    files are overwritten: a folder is recognised as that of the same comparison by the arguments that comparison.json
+    records."""
     return Result("comparison", MARK, {"asked": comparison.asked})
 
 
 def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
-    """Writes a comparison into ``folder``, and returns the paths of the files.
+    """Writes a comparison into ``folder`` and returns the paths of the files: tables (comparison.csv, .md and .tex,
+    targets.csv), curves.png and .svg, the page report.html, and comparison.json, which records what was compared.
 
     Raises :class:`UserError` if the folder can't be written to, or holds something else than this comparison.
     """
@@ -89,7 +92,8 @@ def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
 
 
 def lines(comparison: ComparisonTables) -> Iterator[str]:
-    """Yields the lines that the command prints: the first tables of each environment, and what makes it unequal."""
+    """Yields the lines of text that ``fedray compare`` prints: for each environment the table of results and a table
+    for each target, then what makes the groups unequal, and at the end the runs that were left out."""
     for environment in comparison.environments:
         if environment.name:
             yield environment.name
@@ -109,7 +113,7 @@ def lines(comparison: ComparisonTables) -> Iterator[str]:
 
 
 def _aligned(table: Table) -> Iterator[str]:
-    """Yields the lines of a table for a monospaced font. The names of the rows are aligned at the left."""
+    """Yields the lines of a table as it is printed on a terminal. The names of the rows are aligned at the left."""
     names = table.cells.iloc[:, 0]
     width = max(map(len, names))
     cells = table.cells.assign(**{str(names.name): names.str.ljust(width)})
@@ -121,7 +125,8 @@ def _markdown(table: Table) -> str:
 
 
 def _lines_below(comparison: ComparisonTables) -> Iterator[str]:
-    """Yields the lines below the tables: what makes them unequal, which runs are left out, and what the words mean."""
+    """Yields the text below the tables in comparison.md: what makes groups unequal, which runs are left out, and what
+    the words mean."""
     unequal = [(f"{each.name}: {UNEQUAL}" if each.name else UNEQUAL, each.notes) for each in comparison.environments]
     for title, notes in [*unequal, (BETWEEN, comparison.notes), ("Left out:", _left_out(comparison))]:
         if notes:
@@ -135,7 +140,7 @@ def _left_out(comparison: ComparisonTables) -> list[str]:
 
 
 def page_of(comparison: ComparisonTables) -> Page:
-    """Returns the page of a comparison."""
+    """Returns the HTML page of a comparison, report.html, with all of its tables, pictures and notes."""
     sections = [
         Section(
             each.name or "The groups",
@@ -163,7 +168,8 @@ def page_of(comparison: ComparisonTables) -> Page:
 
 
 def _common_settings(comparison: ComparisonTables) -> str:
-    """Returns the values of the settings that describe the runs, as far as they are the same in all runs."""
+    """Returns a text for the top of the page: the values of the most important settings that are the same in all
+    runs."""
     same = {}
     for key in COMMON:
         values = [run.settings.get(key) for run in comparison.runs]

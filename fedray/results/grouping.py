@@ -40,11 +40,11 @@ KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ only in their seeds.
+    """Runs that differ only in their seeds. In a comparison they are one row of a table and one line of a picture.
 
-    ``values`` are the settings that distinguish the group from others in its environment, by dotted key, and
-    ``environment`` those that distinguish its environment from others. ``further`` are other settings in which groups
-    differ; their values follow from the first two.
+    ``values`` are the settings that distinguish the group from others in its environment (the groups on the same data
+    with the same model), by dotted key. ``environment`` are those that distinguish its environment from others.
+    ``further`` are other settings in which groups differ; their values follow from ``values`` and ``environment``.
     """
 
     values: Mapping[str, Any]
@@ -54,27 +54,29 @@ class Group:
 
     @property
     def algorithm(self) -> str:
-        """The name of the algorithm."""
+        """The name of the algorithm of the group's runs, such as ``fedprox``."""
         return str(self.runs[0].settings.get(ALGORITHM))
 
     @property
     def label(self) -> str:
-        """The name of the group within its environment, such as ``fedprox, mu=0.1``."""
+        """The name of the group, such as ``fedprox, mu=0.1``, which distinguishes it from others on the same data with
+        the same model."""
         return name_of_values(self.values) or self.algorithm
 
     @property
     def place(self) -> str:
-        """The name of the environment, such as ``alpha=0.1``; empty if there is only one."""
+        """The name of the group's environment (the data and the model on which it was run), such as ``alpha=0.1``. It
+        is empty if there is only one environment."""
         return name_of_values(self.environment)
 
     @property
     def ended(self) -> list[RecordedRun]:
-        """The runs that did not diverge."""
+        """The runs of the group that did not diverge."""
         return [run for run in self.runs if not run.diverged]
 
 
 def name_of_values(values: Mapping[str, Any]) -> str:
-    """Returns a short name for settings, such as ``fedprox, mu=0.1``."""
+    """Returns a short name for a group with the settings ``values`` (by dotted key), such as ``fedprox, mu=0.1``."""
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
@@ -84,17 +86,18 @@ def name_of_values(values: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """Returns a number in as few digits as show its exact value."""
+    """Returns a number as text, in as few digits as show its exact value."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Group]:
-    """Returns the groups of ``runs``, in the order of their environments and names.
+    """Sorts ``runs`` into groups, each of which has runs that differ only in their seeds. Returns the groups in the
+    order of their environments and names. An environment consists of the groups that may be compared with each other.
 
     The keys ``by`` distinguish the groups of an environment, and all other keys distinguish environments. Without
     ``by``, keys of the data, the task and the model distinguish environments, and all others distinguish groups. A key
-    is left out of the names if its value follows from the keys before it, because runs that agree in these also agree
-    in it.
+    is left out of the names if its value follows from the keys before it: runs that agree in those keys also agree in
+    this one.
 
     Raises :class:`UserError` if ``by`` has a key in which no runs differ.
     """
@@ -122,7 +125,8 @@ def _select(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
-    """Returns the keys that differ between any two of the runs that have them, in the order of :data:`FIRST`."""
+    """Returns the settings (dotted keys) that differ between any two of the runs that have them, in the order of
+    :data:`FIRST`. Keys that may differ within a group are left out."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for key, value in run.identity.items():
@@ -132,12 +136,13 @@ def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
 
 
 def is_ignored(key: str) -> bool:
-    """Returns whether runs that differ only in ``key`` are repetitions of each other."""
+    """Returns whether ``key`` may differ between the runs of one group, as ``run.seed``, ``run.eval_every`` and all
+    keys of ``engine`` may. Runs that differ only in such keys are repetitions of each other."""
     return key in NO_PART_OF_A_RESULT or key.startswith("engine.")
 
 
 def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[RecordedRun]) -> list[str]:
-    """Returns the ``keys`` that carry information: their values do not follow from the keys ``known`` and the keys
+    """Returns those of ``keys`` that carry information: their values do not follow from the keys ``known`` and the keys
     before them."""
     chosen: list[str] = []
     for key in keys:
@@ -147,7 +152,7 @@ def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[Recor
 
 
 def _partition(runs: Iterable[RecordedRun], keys: Sequence[str]) -> list[list[RecordedRun]]:
-    """Returns lists of runs; the runs in a list have the same values of ``keys``."""
+    """Divides ``runs`` into lists: the runs in a list have the same values of ``keys``."""
     found: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in runs:
         identity = run.identity
@@ -173,7 +178,7 @@ def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[RecordedRun]
 
 
 def _order(values: Mapping[str, Any]) -> Iterator[tuple[int, float, str]]:
-    """Yields the sort keys of values: numbers come before texts, and are sorted by size."""
+    """Yields the sort keys of a group's values, so that numbers come before texts and are sorted by size."""
     for value in values.values():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         yield (0, float(value), "") if is_number else (1, 0.0, str(value))

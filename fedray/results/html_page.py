@@ -20,7 +20,8 @@ PIXELS_PER_INCH = 96
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure in a page: its ``data`` as an address, its size in pixels, and a sentence about what it shows."""
+    """A picture in an HTML page: a sentence about what it shows (``caption``), its bytes as a data URL (``data``), and
+    its width and height in pixels."""
 
     caption: str
     data: str
@@ -29,14 +30,14 @@ class Picture:
 
     @classmethod
     def of_figure(cls, caption: str, figure: Figure) -> Picture:
-        """Returns a picture of a figure, as SVG."""
+        """Makes a picture in a page, as SVG, from a Matplotlib figure. ``caption`` is the sentence below it."""
         width, height = (round(PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
         data = base64.b64encode(svg_of(figure)).decode()
         return cls(caption, f"data:image/svg+xml;base64,{data}", width, height)
 
     @classmethod
     def of_file(cls, caption: str, path: Path) -> Picture:
-        """Returns a picture of a PNG file."""
+        """Makes a picture in a page from a PNG file. ``caption`` is the sentence below it."""
         with Image.open(path) as image:
             scale = PIXELS_PER_INCH / image.info.get("dpi", (PIXELS_PER_INCH,))[0]
             width, height = (round(scale * pixels) for pixels in image.size)
@@ -45,7 +46,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page. ``warnings_title`` is a sentence above the ``warnings``."""
+    """A section of an HTML page, with a title, tables, pictures, paragraphs of text and a list of warnings.
+    ``warnings_title`` is a sentence above the ``warnings``."""
 
     title: str
     tables: Sequence[Table] = ()
@@ -57,7 +59,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its title, the paragraphs at the top, its sections, and a line at the bottom."""
+    """An HTML page in one file: its ``title``, the paragraphs at the top (``lead``), its ``sections``, and a line at
+    the bottom (``foot``)."""
 
     title: str
     lead: Sequence[str]
@@ -65,7 +68,7 @@ class Page:
     foot: str = "Made by fedray. This page is one file and needs no network."
 
     def html(self) -> str:
-        """Returns the page as HTML."""
+        """Returns the HTML text of the page, to be written to a file. Pictures are inside the text."""
         loader = jinja2.PackageLoader("fedray.results", ".")
         environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
         return environment.get_template("page.html.jinja").render(page=self)

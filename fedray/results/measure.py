@@ -18,9 +18,11 @@ AXES = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric by which runs are compared. ``mode`` says whether larger (max) or smaller (min) values are better.
+    """The metric by which runs are compared, such as the accuracy on the test set. ``mode`` says whether larger (max)
+    or smaller (min) values are better.
 
-    ``of`` names the model and the data: ``test`` is the evaluated model on the test set.
+    ``of`` says which model was evaluated, on which data: ``test`` is the evaluated model on the test set,
+    ``representation`` the representation model of pFedMo's server.
     """
 
     metric: str = "accuracy"
@@ -29,34 +31,39 @@ class Measure:
 
     @property
     def column(self) -> str:
-        """The metric's column in metrics.csv."""
+        """The column of metrics.csv with the metric's values, such as ``test_accuracy``."""
         return f"{self.of}_{self.metric}"
 
     @property
     def sign(self) -> int:
-        """1 if larger values are better, else -1."""
+        """1 if larger values of the metric are better, else -1. The value times the sign is always larger for a better
+        run."""
         return -1 if self.mode == "min" else 1
 
     @property
     def percent(self) -> bool:
-        """Whether the metric is a fraction of 1, which is shown as a percentage."""
+        """Whether the metric is a fraction of 1, such as the accuracy, and is shown as a percentage."""
         return self.metric in ("accuracy", "f1")
 
     @property
     def scale(self) -> float:
-        """The factor by which values are multiplied when they are shown."""
+        """The factor by which values of the metric are multiplied when they are shown: 100 for a percentage, otherwise
+        1."""
         return 100 if self.percent else 1
 
     @property
     def unit(self) -> str:
-        """The unit that follows the metric's name in the head of a table, or at an axis."""
+        """The text that follows the metric's name in the head of a table or at an axis: ``", %"`` for a percentage,
+        otherwise empty."""
         return ", %" if self.percent else ""
 
     def shown(self, value: float) -> str:
-        """Returns a value of the metric as text."""
+        """Returns a value of the metric as text for readers, such as ``91.20 %``, or ``0.4321`` for a metric that is no
+        percentage."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
     @property
     def words(self) -> str:
-        """The metric's name in texts."""
+        """The metric's name as it is written in texts: ``F1`` for ``f1``, and for others with blanks in place of
+        underscores."""
         return {"f1": "F1"}.get(self.metric, self.metric.replace("_", " "))

@@ -16,11 +16,12 @@ from fedray.results.style import BESIDE, MOST_LINES, clean_frame, escaped, figur
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """A quantity to draw: a ``table`` with a row for each group.
+    """A result of groups that is drawn over a number in which the groups differ: a ``table`` with a row for each group,
+    and a ``label`` for the vertical axis.
 
-    The column ``value`` has the values, and ``margin`` half the widths of their intervals, both in the units of the
-    picture. ``lost`` marks rows that get a cross, and ``lost_means`` says why: some runs diverged, or there is no
-    value.
+    The column ``value`` has the results, and ``margin`` half the widths of their intervals, both in the units of the
+    picture. The column ``lost`` marks rows that get a cross, and ``lost_means`` says why: some runs diverged, or there
+    is no value.
     """
 
     label: str
@@ -29,8 +30,12 @@ class Quantity:
 
 
 def number_figures(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
-    """Yields figures for each key that is a number and differs between groups, such as ``data.clients``. Each comes
-    after a sentence that says what it shows, and has a line for each choice of all other keys."""
+    """Draws the results of groups over each key that is a number and differs between groups, such as ``data.clients``.
+    Yields pairs of a sentence that says what the figure shows, and the figure.
+
+    For each such key there are figures of the final metric, of the rounds to each target, and of the seconds of a
+    round. A figure has a line for each choice of all other keys in which groups differ.
+    """
     keys = list(dict.fromkeys(key for group in comparison.groups for key in (*group.environment, *group.values)))
     for key in keys:
         others = [other for other in keys if other != key]
@@ -46,7 +51,8 @@ def number_figures(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]
 
 
 def _quantities(comparison: ComparisonTables) -> Iterator[Quantity]:
-    """Yields the final metric, the rounds to each target that all environments have, and the seconds of a round."""
+    """Yields the results that are drawn over a number: the final metric, the rounds to each target that all
+    environments have, and the seconds of a round."""
     measure, table = comparison.measure, comparison.table
     table["lost"] = table["diverged"] > 0
     final = table.assign(value=measure.scale * table["final"], margin=measure.scale * table["final_margin"])
@@ -62,7 +68,8 @@ def _quantities(comparison: ComparisonTables) -> Iterator[Quantity]:
 
 
 def _lines_over(key: str, others: Sequence[str], table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Returns the rows of each line, by the line's name.
+    """Returns the rows of ``table`` from which each line of a picture over ``key`` is drawn, as DataFrames by the
+    line's name.
 
     There is a line for each choice of the keys ``others`` for which there are at least two numbers of ``key``.
     """

@@ -19,14 +19,17 @@ AMOUNTS = {"rounds": "round", "bytes": "bytes", "flops": "flops", "seconds": "wa
 
 
 def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = None) -> dict[str, Any]:
-    """Returns the results of a group's runs, and their costs.
+    """Returns the results and the costs of one group (``runs`` that differ only in their seeds) as a dict, which
+    becomes a row of a comparison's table. Its keys:
 
-    - ``runs``: the number of runs; ``diverged``: how many of them diverged. These are left out of everything below.
-    - ``finals``: the metric at the last evaluation of each run; ``final``, ``final_margin``: their mean and half the
-      width of its 95 % interval (:func:`~fedray.results.statistics.mean_and_margin`).
-    - ``bests``, ``best``, ``best_margin``: the same for the best evaluation of each run; ``lasts``, ``last``,
-      ``last_margin``: for the mean over its last evaluations (:meth:`~fedray.results.runs.RecordedRun.last`).
-    - ``rounds``, ``bytes``, ``flops``, ``seconds``: the costs of a whole run, as means.
+    - ``runs``: the number of runs; ``diverged``: how many of them diverged. Diverged runs are left out of everything
+      below.
+    - ``finals``: the metric at the last evaluation of each run, as a tuple; ``final``, ``final_margin``: their mean and
+      half the width of its 95 % interval (:func:`~fedray.results.statistics.mean_and_margin`).
+    - ``bests``, ``best``, ``best_margin``: as these three, for the best evaluation of each run.
+    - ``lasts``, ``last``, ``last_margin``: as these three, for the mean over the evaluations in the last rounds of each
+      run. The argument ``last`` is their number; None means the last ten evaluations.
+    - ``rounds``, ``bytes``, ``flops``, ``seconds``: the costs of a whole run, as means over the runs.
     """
     ended = [run for run in runs if not run.diverged]
     found: dict[str, Any] = {"runs": len(runs), "diverged": len(runs) - len(ended)}
@@ -44,10 +47,13 @@ def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = No
 
 
 def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> dict[str, Any]:
-    """Returns what it took a group's runs to reach ``target``.
+    """Returns what it took a group (``runs`` that differ only in their seeds) to reach ``target``, a value of the
+    metric, as a dict. Its keys:
 
-    - ``runs``: the number of runs; ``reached``: how many reached the target; ``diverged``: how many diverged.
-    - ``rounds_to``, ``bytes_to``, ``flops_to``, ``seconds_to``, and ``rounds_bound`` and so on: see :func:`to_reach`.
+    - ``target``; ``runs``: the number of runs; ``reached``: how many reached the target; ``diverged``: how many
+      diverged.
+    - ``rounds_to``, ``bytes_to``, ``flops_to``, ``seconds_to``: the cost of reaching the target, as a median over the
+      runs; ``rounds_bound`` and so on: lower bounds of the infinite ones among these medians (:func:`to_reach`).
     """
     firsts = [run.first_to_reach(target, measure) for run in runs]
     found: dict[str, Any] = {
@@ -62,12 +68,14 @@ def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> di
 
 
 def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None], column: str) -> tuple[float, float]:
-    """Returns how much of a ``column`` of metrics.csv it took a group's runs to reach a target, and a lower bound.
+    """Returns how much it took a group's runs to reach a target, and a lower bound of this amount. The amount is
+    counted in a ``column`` of metrics.csv, such as ``bytes``.
 
-    ``firsts`` are the rows in which they reached it (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The
-    amount is the median over all runs; runs that diverged or did not reach the target count as infinite. If the median
-    is infinite, the bound says what it exceeds: the smallest final amount of a run that neither diverged nor reached
-    the target. The bound is NaN if there is no such run.
+    ``firsts`` has for each run the row of metrics.csv in which it reached the target, or None
+    (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The amount is the median over all runs; runs that
+    diverged or did not reach the target count as infinite. If the median is infinite, the bound says what it exceeds:
+    the smallest final amount of a run that neither diverged nor reached the target. The bound is NaN if there is no
+    such run.
     """
     amounts = [math.inf if first is None else float(first[column]) for first in firsts]
     missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
@@ -76,12 +84,12 @@ def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None
 
 
 def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[str, Any]:
-    """Returns the differences between a group's runs and the baseline's, in pairs. Returns an empty dict if there is no
-    pair.
+    """Compares a group of runs with the baseline's runs in pairs. A pair has the same seeds and samples.
 
-    Both arguments map the key of a pair, such as the seeds, to the final value of a run that ended. ``differences`` has
-    a value for each pair; ``difference`` and ``difference_margin`` are their mean and half the width of its 95 %
-    interval, and ``p`` is the p-value of the paired t-test.
+    Both arguments map the key of a pair, such as the seeds, to the final value of the metric of a run that ended. The
+    result is a dict, which is empty if there is no pair. ``differences`` is a tuple with the group's value minus the
+    baseline's for each pair; ``difference`` and ``difference_margin`` are the mean of the differences and half the
+    width of its 95 % interval; and ``p`` is the p-value of the paired t-test.
     """
     pairs = [pair for pair in finals if pair in baseline]
     if not pairs:
@@ -98,15 +106,16 @@ def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[s
 
 
 def correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Adds ``p_holm`` to the rows that have a p-value: the p-value after Holm's correction for the number of these
-    rows."""
+    """Adds ``p_holm`` to each row of a comparison's table that has a p-value ``p``: the p-value after Holm's correction
+    for the number of such rows. Rows are dicts, which are changed in place."""
     tested = [row for row in rows if not math.isnan(row.get("p", math.nan))]
     for row, corrected in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p_holm"] = corrected
 
 
 def order_of(row: Mapping[str, Any], measure: Measure) -> tuple[bool, float, int]:
-    """Returns the sort key of a row: the mean of the final values, the best first, rounded as it is shown.
+    """Returns the key by which a comparison's rows are sorted, for use in ``sorted``: the row with the best mean of the
+    final values comes first. Means are rounded as they are shown.
 
     Of two rows with the same mean the one with fewer diverged runs comes first. Rows without a run that ended come
     last.

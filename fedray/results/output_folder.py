@@ -14,21 +14,26 @@ from fedray.errors import UserError
 
 @dataclass(frozen=True)
 class Result:
-    """The output of a command: its ``kind`` in a word, such as comparison, and the keys and values of ``identity``,
-    which the JSON file ``mark`` in its folder holds."""
+    """The output of a command, which chooses a folder for its files so that no other files are overwritten.
+
+    ``kind`` is a word for messages, such as "comparison". ``mark`` is the name of a JSON file that every such folder
+    contains. The keys and values in ``identity`` must be in this file if the folder holds an older result of the same
+    kind and content.
+    """
 
     kind: str
     mark: str
     identity: Mapping[str, Any]
 
     def folder_for(self, wanted: Path) -> Path:
-        """Returns the first of ``wanted``, wanted-2, wanted-3, ... that does not exist, or holds an older result of the
-        same."""
+        """Returns a folder into which the result can be written: the first of ``wanted``, wanted-2, wanted-3, ... that
+        does not exist, or that holds an older result of the same kind and content."""
         numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
         return next(each for each in itertools.chain([wanted], numbered) if not each.exists() or self._lies_in(each))
 
     def check(self, folder: Path) -> None:
-        """Raises :class:`UserError` if something else is in ``folder``."""
+        """Checks that the result may be written into ``folder``. Raises :class:`UserError` if the folder contains
+        anything else than an older result of the same kind and content."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not self._lies_in(folder):
             raise UserError(f"{folder} holds something else than this {self.kind}: name another folder by --output")
 

@@ -22,8 +22,8 @@ BAND = "line: mean over the runs that did not diverge; band: its 95 % interval (
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a panel: its name in the legend, its style, and its points as
-    :func:`fedray.results.curves.mean_curve` returns them."""
+    """One curve of a panel (a pair of axes): its ``name`` in the legend, its style ``line``, and its ``points``, a
+    table as :func:`fedray.results.curves.mean_curve` returns it."""
 
     name: str
     line: Line
@@ -32,9 +32,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel with curves over rounds or another axis (``over``).
+    """The content of one pair of axes in a figure: mean curves with bands over rounds or another axis (``over``).
 
-    The curves' values are multiplied by ``scale`` before they are drawn. ``ceiling`` is the largest possible value.
+    The curves' values are multiplied by ``scale`` before they are drawn. ``ceiling`` is the largest possible value,
+    such as 100 for a percentage.
     """
 
     title: str
@@ -46,15 +47,19 @@ class Panel:
 
 
 def bands_caption(seeds: int) -> str:
-    """Returns a sentence that says what the bands around the curves of this many runs are."""
+    """Returns a text for the caption of a figure, which says what the bands around its curves are if each curve is the
+    mean of ``seeds`` runs, such as ``bands: 95 % intervals over 5 seeds``."""
     if seeds < 2:
         return "one seed"
     return "bands: from one of 2 seeds to the other" if seeds == 2 else f"bands: 95 % intervals over {seeds} seeds"
 
 
 def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]]:
-    """Yields ``items`` in parts that are small enough for a panel. If there are several parts, each of them contains
-    ``first``, which is one of the items."""
+    """Divides ``items``, such as the groups of a comparison, into parts of at most nine, because a panel of a figure
+    can't show more lines. Yields the parts.
+
+    If there are several parts and ``first`` is one of the items, such as the baseline, each part begins with ``first``.
+    """
     if len(items) <= MOST_LINES:
         yield items
         return
@@ -66,7 +71,8 @@ def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]
 
 
 def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
-    """Returns a figure with the panels, in rows of at most ``columns``, and a legend beside each."""
+    """Draws the panels (pairs of axes) into one figure and returns the figure. A row has at most ``columns`` panels,
+    and each panel has a legend beside it."""
     width = width_of([curve.name for panel in panels for curve in panel.curves]) if panels else 0
     figure, axes = figure_of(max(1, len(panels)), columns, legend_width=width * min(columns, max(1, len(panels))))
     for place, panel in zip(axes, panels, strict=False):
@@ -98,11 +104,12 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: float) -> tuple[float, float]:
-    """Returns the ends of an axis, which lie a little beyond the means.
+    """Returns the lower and the upper end of a vertical axis, which lie a little beyond the means that are drawn. Wide
+    intervals around the means may be cut off.
 
     Args:
         values: the means, of which there is at least one.
-        drawn: the ends of everything that is drawn; the axis does not go beyond them.
+        drawn: the ends of everything that is drawn; the axis does not go beyond these ends if the means differ.
         ceiling: the largest value that a mean can have.
     """
     least, most = float(values.min()), float(values.max())
@@ -113,7 +120,7 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
 
 
 def legend(axes: Axes) -> None:
-    """Puts a legend beside a panel, with the names in the order in which the lines end."""
+    """Puts a legend beside ``axes``. The names are in the order in which the lines end, the highest line first."""
 
     def end(line: Line2D) -> float:
         values = np.asarray(line.get_ydata(), np.float64)

@@ -20,14 +20,16 @@ LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"
 
 
 def figures_of(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
-    """Yields all figures of a comparison, each after a sentence about it."""
+    """Draws all pictures of a comparison. Yields pairs: a sentence that says what the figure shows, and the figure."""
     for environment in comparison.environments:
         yield from environment_figures(comparison, environment)
     yield from number_figures(comparison)
 
 
 def environment_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Yields the figures of an environment, each after a sentence about it."""
+    """Draws the pictures of one part of a comparison, the groups of ``environment``: the metric and the losses over the
+    rounds (or another axis), and the metric's distribution over clients. Yields pairs: a sentence that says what the
+    figure shows, and the figure."""
     for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
         names = ", ".join(curve.name for curve in panel.curves)
         where = f"{panel.title}: " if panel.title else ""
@@ -36,13 +38,15 @@ def environment_figures(comparison: ComparisonTables, environment: Environment) 
 
 
 def curves_figure(comparison: ComparisonTables) -> Figure:
-    """Returns one figure with the compared metric and the test loss of all environments."""
+    """Returns the one figure that a comparison writes as curves.png and curves.svg, for papers: for each environment
+    (groups on the same data and model) a panel with the compared metric and a panel with the test loss."""
     columns = [comparison.measure.column, "test_loss"]
     return draw_panels([panel for each in comparison.environments for panel in panels_of(comparison, each, columns)])
 
 
 def panels_of(comparison: ComparisonTables, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
-    """Yields the panels of an environment: mean curves of columns of metrics.csv, at most nine in a panel.
+    """Yields the panels that show the groups of ``environment``. A panel has the mean curves of one of ``columns``,
+    which are columns of metrics.csv, for at most nine groups.
 
     If there are more groups, there are several panels for a column. Each has the baseline and eight other groups, the
     best first.
@@ -70,7 +74,7 @@ def panels_of(comparison: ComparisonTables, environment: Environment, columns: S
 
 
 def _lines(groups: Sequence[Group], comparison: ComparisonTables) -> dict[str, Line]:
-    """Returns the line style for the name of each group.
+    """Returns the line style of each group, by the group's name.
 
     A name has the same style in all pictures, if there are not more names than styles.
     """
@@ -85,7 +89,8 @@ def _name(group: Group) -> str:
 
 
 def _clients_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Yields figures of the metric's distribution over clients, if they were scored, each after a sentence about it."""
+    """Yields figures of the metric's distribution over clients, if clients were scored, as pairs of a sentence about
+    the figure and the figure."""
     measure = comparison.measure
     for groups in parts_of(environment.groups, environment.baseline):
         found = {group: distribution(group.runs, measure) for group in groups}

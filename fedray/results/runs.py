@@ -47,10 +47,11 @@ SET_ASIDE = ".bak-"
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """A run that has ended, as recorded in its folder.
+    """A run that has ended, as recorded in its ``folder``.
 
-    ``settings`` is its configuration by dotted key. ``summary`` and ``inputs`` are the contents of the files of these
-    names. ``rows`` is metrics.csv with an additional column ``bytes``, the sum of both directions.
+    ``settings`` is its configuration by dotted key. ``summary`` and ``inputs`` are the contents of summary.json
+    (status, main metric, versions and so on) and inputs.json (digests of data and code). ``rows`` is metrics.csv, with
+    a row for each round and an additional column ``bytes``, the sum of ``bytes_down`` and ``bytes_up``.
     """
 
     folder: Path
@@ -61,22 +62,25 @@ class RecordedRun:
 
     @property
     def measure(self) -> Measure:
-        """The main metric of the run's task, on the test set."""
+        """The main metric of the run's task on the test set, such as the accuracy, by which the run is compared with
+        others."""
         return Measure(self.summary.get("metric", "accuracy"), self.summary.get("mode", "max"))
 
     @property
     def diverged(self) -> bool:
-        """Whether the run was ended by a loss or a model that was not finite."""
+        """Whether the run ended early because a loss or the model was not finite any more."""
         return bool(self.summary["status"] == "diverged")
 
     @property
     def versions(self) -> dict[str, Any]:
-        """The versions of fedray and of the libraries with which the run was made, by name."""
+        """The versions of fedray and of the libraries with which the run was made, by name, such as
+        ``{"fedray": "0.2.0"}``."""
         return dict(self.summary.get("versions") or {})
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings, and the first digits of the digests of the algorithm's and the model's code.
+        """What decides whether two runs are repetitions of each other: the settings by dotted key, and, under
+        ``algorithm.code`` and ``model.code``, the first digits of the digests of the algorithm's and the model's code.
 
         Because of the digests, runs are not taken for repetitions of each other if an algorithm was changed between
         them.
@@ -85,34 +89,38 @@ class RecordedRun:
 
     @property
     def seeds(self) -> tuple[Hashable, ...]:
-        """The values of :data:`SEEDS`."""
+        """The values of run.seed and data.seed in the run's configuration, in this order. Repetitions of a run differ
+        in them."""
         return tuple(self.settings.get(key) for key in SEEDS)
 
     def evaluations(self, measure: Measure) -> pd.DataFrame:
-        """Returns the rows of the evaluated rounds, with the metric in an additional column ``value``."""
+        """Returns the rows of metrics.csv of the rounds in which the metric ``measure`` was evaluated. The additional
+        column ``value`` is the metric."""
         return self.rows.assign(value=self.rows.get(measure.column, np.nan)).dropna(subset="value")
 
     def final(self, measure: Measure) -> float:
-        """Returns the metric at the last evaluation; NaN if there was none."""
+        """Returns the value of the metric ``measure`` at the last evaluation of the run; NaN if there was none."""
         values = self.evaluations(measure)["value"]
         return float(values.iloc[-1]) if len(values) else math.nan
 
     def best(self, measure: Measure) -> float:
-        """Returns the best of all evaluations; NaN if there was none."""
+        """Returns the best value of the metric ``measure`` among all evaluations of the run; NaN if there was none."""
         values = measure.sign * self.evaluations(measure)["value"]
         return float(measure.sign * values.max())
 
     def last(self, measure: Measure, rounds: int | None = None) -> float:
-        """Returns the mean over the evaluations in the last ``rounds`` rounds, or by default over the last ten
-        evaluations."""
+        """Returns the mean of the metric ``measure`` over the evaluations in the last ``rounds`` rounds, or by default
+        over the last ten evaluations. This mean is less noisy than a single evaluation."""
         rows = self.evaluations(measure)
         rows = rows.iloc[-10:] if rounds is None else rows[rows["round"] > self.rows["round"].max() - rounds]
         return float(rows["value"].mean())
 
     def first_to_reach(self, target: float, measure: Measure) -> pd.Series[Any] | None:
-        """Returns the row of the first evaluation that was ``target`` or better, or None.
+        """Returns the row of metrics.csv of the first evaluation in which the metric ``measure`` was ``target`` or
+        better. It says what reaching the target cost: rounds, bytes, FLOPs and seconds. Returns None if the target was
+        not reached.
 
-        A run that diverged later has not reached it, because its model is lost.
+        A run that diverged later has not reached the target, because its model is lost.
         """
         rows = self.evaluations(measure)
         # because of rounding, a target that is the mean of equal accuracies may be slightly larger than they are
@@ -122,14 +130,16 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run folder that can't be compared, and why."""
+    """The ``folder`` of a run that can't be compared with other runs, and the ``reason`` in words."""
 
     folder: Path
     reason: str
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[RecordedRun], list[LeftOut]]:
-    """Returns the runs that have ended, in the folders ``paths`` and below them, and the run folders that are left out.
+    """Finds all run folders in the folders ``paths`` and below them, and reads them. Returns the runs that have ended,
+    and the run folders that are left out because they are damaged, were set aside, or belong to a run that has not
+    ended.
 
     Raises :class:`UserError` for a path that does not exist, or that contains no run folder.
     """
@@ -148,8 +158,8 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[RecordedRun], list[LeftOut]]:
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
-    """Yields the run folders in ``path`` and below it, and remains of run folders, sorted by name. Links are followed;
-    hidden folders are skipped."""
+    """Yields the run folders in ``path`` and below it, sorted by name, and also folders with remains of a run. Links
+    are followed; hidden folders are skipped."""
     seen = set()
     for place, folders, files in os.walk(path, followlinks=True):
         # a link may lead in a circle
@@ -167,8 +177,8 @@ def _run_folders(path: Path) -> Iterator[Path]:
 
 
 def read_run(folder: Path) -> RecordedRun | LeftOut:
-    """Reads a run folder. The run is left out if the folder is damaged or was set aside, or if the run has not
-    ended."""
+    """Reads a run folder: its settings, summary and metrics. Returns a :class:`LeftOut` with the reason if the folder
+    is damaged or was set aside by ``run.resume=false``, or if the run has not ended."""
     if SET_ASIDE in folder.name:
         return LeftOut(folder, "it was set aside by run.resume=false")
     try:
@@ -189,8 +199,8 @@ def read_run(folder: Path) -> RecordedRun | LeftOut:
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    """Reads config.yaml, and returns the settings by dotted key. Raises :class:`UserError` if the file is
-    incomplete."""
+    """Reads config.yaml in a run's ``folder``, and returns the settings by dotted key. Raises :class:`UserError` if the
+    file is incomplete."""
     recorded = read_file(folder / "config.yaml")
     lacking = [name for name in SECTIONS if not isinstance(recorded.get(name), Mapping)]
     if lacking:
@@ -201,8 +211,8 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
-    """Reads a JSON file with an object. Raises :class:`UserError` if it does not have the keys and types in
-    ``types``."""
+    """Reads a JSON file that holds an object, and returns it as a dict. Raises :class:`UserError` if the object lacks a
+    key in ``types`` or has a value of another type than ``types`` says."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -216,7 +226,8 @@ def _read_object(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _read_rows(folder: Path, rounds: int) -> pd.DataFrame:
-    """Reads metrics.csv, and adds the column ``bytes``. Raises :class:`UserError` if columns or rounds are missing."""
+    """Reads metrics.csv in a run's ``folder`` as a DataFrame with a row for each round, and adds the column ``bytes``.
+    Raises :class:`UserError` if columns or rounds are missing."""
     try:
         rows = read_metrics(folder)
     except OSError as error:

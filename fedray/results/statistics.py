@@ -19,7 +19,8 @@ distance, so the two values say more."""
 
 
 def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Returns the mean of independent runs, and half the width of its confidence interval (Student's t).
+    """Returns the mean of ``values``, the results of independent runs, and half the width of the mean's confidence
+    interval (Student's t): ``mean ± margin`` is the interval.
 
     The margin is NaN for fewer than three values (:data:`LEAST_RUNS`), because the interval of two values is too wide
     to be useful. Without any values the mean is NaN, too. ``level`` is the confidence level, from 0 to 1.
@@ -35,16 +36,17 @@ def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 
 def margin_of(std: float, n: int, level: float = 0.95) -> float:
-    """Returns half the width of the confidence interval of the mean of ``n`` values with the sample standard deviation
-    ``std`` (with n - 1)."""
+    """Returns half the width of the confidence interval (Student's t) of the mean of ``n`` values. ``std`` is the
+    sample standard deviation of these values, computed with n - 1, and ``level`` is the confidence level."""
     return float(t.ppf((1 + level) / 2, n - 1)) * std / math.sqrt(n)
 
 
 def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """Returns values as a cell of a table: ``mean ± margin``, or the values themselves if there are fewer than
-    :data:`LEAST_RUNS`.
+    """Returns the results of several runs as the text of a cell of a table: ``mean ± margin``, such as
+    ``91.20 ± 0.35``, or the values themselves if there are fewer than :data:`LEAST_RUNS` (3).
 
-    The cell is empty if there are no values. With "+" as ``sign``, positive numbers get a sign, too.
+    The cell is empty if there are no values. ``digits`` is the number of digits after the point. With "+" as ``sign``,
+    positive numbers get a sign, too.
     """
     shown = f"{sign}.{digits}f"
     mean, margin = mean_and_margin(values)
@@ -54,7 +56,8 @@ def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> s
 
 
 def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """Returns the two-sided p-value of the paired t-test; NaN for fewer than :data:`LEAST_RUNS` pairs.
+    """Returns the two-sided p-value of the paired t-test between a group's results ``values`` and the ``baseline``'s,
+    of which those at the same position are a pair. Returns NaN for fewer than :data:`LEAST_RUNS` (3) pairs.
 
     If no pair differs, the test statistic would be 0/0. The p-value is then 1, because there is no evidence of a
     difference.
@@ -70,12 +73,13 @@ def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects the p-values of several tests, so that the chance of any false positive among them stays below the
+    """Corrects the p-values of several tests, and returns the corrected p-values in the same order. If all corrected
+    values are compared with a level such as 0.05, the chance of any false positive among the tests stays below this
     level.
 
     Holm's step-down rule (S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6, 1979):
     the i-th smallest of m p-values is multiplied by m - i + 1; then each is raised to the one before it if that is
-    larger, and lowered to 1 if it is above 1. The corrected values are returned in the order of ``p_values``.
+    larger, and lowered to 1 if it is above 1.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
@@ -85,8 +89,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def median_to_reach(amounts: Sequence[float]) -> float:
-    """Returns the median of the amounts that runs took to reach a target. ``math.inf`` means that a run did not reach
-    it.
+    """Returns the median of the ``amounts`` (rounds or bytes, say) that runs took to reach a target. An amount of
+    ``math.inf`` means that a run did not reach the target.
 
     The median is infinite if too many runs did not reach the target, and NaN if there are no runs.
     """

@@ -36,7 +36,8 @@ BESIDE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Line:
-    """The style of one group's line: its colour, its marker, and its ``place`` among the ``lines`` of the picture."""
+    """The style of one group's line in a picture: its colour, its marker, and its ``place`` among the ``lines`` of the
+    picture, from 0. The place decides which points have a marker."""
 
     colour: str
     marker: str
@@ -44,7 +45,8 @@ class Line:
     lines: int
 
     def options(self, points: int) -> dict[str, Any]:
-        """Returns Matplotlib's options for a line of this many points, of which about eight have a marker.
+        """Returns Matplotlib's options for drawing a line of this style that has ``points`` points, as keyword
+        arguments of ``plot``. About eight of the points have a marker.
 
         Where there are enough points, different lines have markers at different points. So a line that is hidden under
         another one can be seen by its markers.
@@ -57,7 +59,8 @@ class Line:
 
 
 def lines_for(labels: Sequence[str]) -> dict[str, Line]:
-    """Returns a line style for each label. Of nine successive labels, no two have the same style."""
+    """Returns a line style for each of the ``labels``, by label. Of nine successive labels, no two have the same colour
+    or marker."""
     distinct = list(dict.fromkeys(labels))
     lines = min(len(distinct), MOST_LINES)
     return {
@@ -69,8 +72,11 @@ def lines_for(labels: Sequence[str]) -> dict[str, Line]:
 def figure_of(
     panels: int, columns: int = 2, legend_width: float = 0, panel: tuple[float, float] = PANEL
 ) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with this many panels, each of the given width and height in inches, in rows of at most
-    ``columns``."""
+    """Returns an empty Matplotlib figure and the axes of its ``panels`` panels, in rows of at most ``columns``.
+
+    ``panel`` is the width and height of each panel in inches. ``legend_width`` is the additional width in inches for
+    legends beside the panels.
+    """
     columns = min(columns, panels)
     rows = -(-panels // columns)
     size = (panel[0] * columns + legend_width, panel[1] * rows)
@@ -91,7 +97,8 @@ LABEL_OF_AXIS = {
 
 
 def label_axes(axes: Axes, over: str, ylabel: str, title: str) -> None:
-    """Gives a panel its labels, units and grid."""
+    """Gives a panel its title, its axis labels, units and grid. ``over`` is the quantity on the horizontal axis, such
+    as ``rounds`` or ``bytes``, which decides its label and unit."""
     axes.set(xlabel=LABEL_OF_AXIS[over], ylabel=ylabel)
     axes.set_title(title, fontsize=10, loc="left")
     if over in UNIT_OF_AXIS:
@@ -102,17 +109,19 @@ def label_axes(axes: Axes, over: str, ylabel: str, title: str) -> None:
 
 
 def width_of(names: Sequence[str]) -> float:
-    """Returns the width in inches of a legend with these names."""
+    """Returns the width in inches that a legend with these ``names`` needs."""
     return 0.6 + 0.075 * max(map(len, names), default=0)
 
 
 def escaped(name: str) -> str:
-    """Returns a name that Matplotlib does not read as mathematics, and does not leave out of a legend."""
+    """Returns ``name`` so that it is shown as it is in a legend: Matplotlib would read ``$`` as mathematics, and leave
+    out names that begin with ``_``."""
     return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 
 def clean_frame(axes: Axes) -> None:
-    """Removes the frame's upper and right side, which carry no information, and adds a faint grid."""
+    """Makes a panel easier to read: removes the upper and the right side of its frame, which carry no information, and
+    adds a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -122,7 +131,7 @@ DOTS_PER_INCH = 150
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes a figure into ``folder`` as ``name``.png and ``name``.svg, and returns their paths."""
+    """Writes a figure into ``folder`` as the two files ``name``.png and ``name``.svg, and returns their paths."""
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     save_png(figure, png)
     with replacement_of(svg) as staging:
@@ -131,14 +140,16 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def save_png(figure: Figure, path: Path, **options: Any) -> Path:
-    """Writes a figure as a PNG file, with Matplotlib's ``options``, and returns its path."""
+    """Writes a figure to ``path`` as a PNG file with 150 dots per inch, and returns the path. ``options`` go to
+    Matplotlib's ``savefig``."""
     with replacement_of(path) as staging:
         figure.savefig(staging, dpi=DOTS_PER_INCH, format="png", **options)
     return path
 
 
 def svg_of(figure: Figure) -> bytes:
-    """Returns a figure as SVG. The same figure always gives the same bytes."""
+    """Returns the SVG file of a figure as bytes. A figure that is drawn again from the same data gives the same
+    bytes."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "fedray"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})

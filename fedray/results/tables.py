@@ -23,14 +23,17 @@ AMOUNTS = {"rounds": ("rounds", ""), "bytes": ("bytes", "B"), "FLOPs": ("flops",
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose cells are texts. The first column names the rows."""
+    """A table for readers: a ``title``, and ``cells``, a DataFrame of texts. The first column has the names of the
+    rows."""
 
     title: str
     cells: pd.DataFrame
 
 
 def tables_of(comparison: ComparisonTables, environment: Environment) -> Iterator[Table]:
-    """Yields the tables of an environment: the results of its groups, and the costs of the targets."""
+    """Yields the tables of one part of a comparison, the groups of ``environment``, with a row for each group: the
+    metric that was reached, what it took to reach each target, the metric for single clients if they were scored, and
+    the costs of whole runs."""
     yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
     for target in dict.fromkeys(row["target"] for row in environment.targets):
         rows = [row for row in environment.targets if row["target"] == target]
@@ -99,8 +102,8 @@ def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
 
 
 def digits_of(values: Sequence[float], measure: Measure) -> int:
-    """Returns the number of digits after the point: two for a percentage; for another metric as many as give the
-    largest value four digits."""
+    """Returns how many digits after the point values of the metric ``measure`` are shown with: two for a percentage;
+    for another metric as many as give the largest of ``values`` four digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if measure.percent or not largest:
         return 2
@@ -118,16 +121,18 @@ def _difference(row: Mapping[str, Any], baseline: str, measure: Measure) -> str:
 
 
 def p_value(p: float) -> str:
-    """Returns a p-value as a cell of a table, which is empty for NaN."""
+    """Returns a p-value as the text of a table's cell, such as ``0.031`` or ``< 0.001``. The text is empty for NaN."""
     return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def amount(median: float, bound: float, unit: str = "") -> str:
-    """Returns the cell that says how much it took to reach a target.
+    """Returns the text of a table's cell that says how much it took a group's runs to reach a target, such as ``40`` or
+    ``191.5 MB``.
 
     ``median`` is the median over the runs, which is infinite if too few of them reached the target. The cell then says
-    that it is above ``bound``, such as ``> 40``. If ``bound`` is NaN, because all runs that did not reach the target
-    diverged, the cell is ``diverged``. If ``median`` is NaN, because there are no runs, the cell is empty.
+    that the median is above ``bound``, as in ``> 40``. If ``bound`` is NaN, because all runs that did not reach the
+    target diverged, the cell is ``diverged``. If ``median`` is NaN, because there are no runs, the cell is empty.
+    ``unit`` is a unit such as ``B``, or empty for a plain number.
     """
     if math.isnan(median):
         return ""
@@ -137,8 +142,8 @@ def amount(median: float, bound: float, unit: str = "") -> str:
 
 
 def in_units(value: float, unit: str = "") -> str:
-    """Returns a number with four digits, or with all digits before the point. With a ``unit`` it gets a metric prefix,
-    as in ``191.5 MB``."""
+    """Returns a number as text with four digits, or with all digits before the point, as in ``12,345``. With a ``unit``
+    it gets a metric prefix, as in ``191.5 MB``. NaN becomes an empty text."""
     if math.isnan(value):
         return ""
     if not unit:
@@ -148,7 +153,8 @@ def in_units(value: float, unit: str = "") -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Returns a table in Markdown. Numbers have four digits, and missing values are empty cells."""
+    """Returns a DataFrame as a table in Markdown, with its columns as titles and without its index. Numbers have four
+    digits, and missing values are empty cells."""
 
     def shown(value: Any) -> str:
         if isinstance(value, float):
@@ -161,12 +167,14 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """Returns a text in which Markdown reads no character as markup, such as ``a_b<script>.py:X``."""
+    """Returns ``text`` with backslashes before the characters that Markdown would read as markup, so that a name such
+    as ``a_b<script>.py:X`` is shown as it is."""
     return re.sub(r"[\\`*|<\[\]]|(?<!\w)_|_(?!\w)", lambda found: f"\\{found[0]}", text)
 
 
 def latex(table: Table) -> str:
-    """Returns a table in LaTeX, with the rules of the package booktabs."""
+    """Returns a table in LaTeX, for a paper: a table environment with a caption and the rules of the package
+    booktabs."""
     style = table.cells.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     columns = "l" + "r" * (table.cells.shape[1] - 1)
     # pandas escapes cells, but not the caption, so the caption is escaped as a cell here

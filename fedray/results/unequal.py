@@ -16,10 +16,11 @@ LISTED = 6
 
 
 def public_samples(run: RecordedRun) -> int | None:
-    """Returns how many labelled public samples were used for training, by the server or by clients that got them.
+    """Returns how many labelled public samples (held out of the clients' data) a run used for training, by the server
+    or by clients that got them.
 
-    It is 0 if public samples were only held out. It is None if the algorithm can't be found, because then it is unknown
-    whether it uses them.
+    It is 0 if public samples were only held out. It is None if the algorithm's file no longer exists, because then it
+    is unknown whether the algorithm uses them.
     """
     settings = run.settings
     try:
@@ -33,10 +34,11 @@ def public_samples(run: RecordedRun) -> int | None:
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact in which groups should agree.
+    """A property of runs in which the groups of a fair comparison should agree, such as the number of parameters.
 
-    ``title`` is the beginning of the line about groups that do not agree, and ``value`` returns the fact for a run. If
-    one of ``keys`` is part of the groups' names, there is no such line, because the names already show the difference.
+    ``title`` is the beginning of the note about groups that do not agree, and ``value`` returns the property of a run.
+    If one of ``keys`` is part of the groups' names, there is no such note, because the names already show the
+    difference.
     """
 
     title: str
@@ -94,8 +96,9 @@ MODEL_CODE = "model.code"
 
 
 def what_is_unequal(groups: Sequence[Group]) -> list[str]:
-    """Returns a line for each fact that differs between groups of one environment, although their names do not show
-    it."""
+    """Returns notes about what makes a comparison of ``groups`` unequal: a line for each property or setting that
+    differs between groups of one environment, although the groups' names do not show it. An example is
+    ``train.lr differs: 0.1 in fedavg; 0.01 in fedprox``."""
     lines = []
     for fact in FACTS:
         # a run that diverged ended early, and is in no mean
@@ -111,8 +114,8 @@ def what_is_unequal(groups: Sequence[Group]) -> list[str]:
 
 
 def _settings(groups: Sequence[Group]) -> Iterator[str]:
-    """Yields lines about other settings that differ between groups, such as the learning rate of each algorithm.
-    Settings of an algorithm are only compared between groups of this algorithm."""
+    """Yields notes about settings that differ between groups and that no :class:`Fact` is about, such as the learning
+    rate of each algorithm. Settings of an algorithm are only compared between groups of this algorithm."""
     in_facts = {MODEL_CODE, *(key for fact in FACTS for key in fact.keys)}
     for key in _further_keys(groups):
         if key in in_facts:
@@ -132,10 +135,10 @@ def _further_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def what_differs_between_environments(groups: Sequence[Group]) -> list[str]:
-    """Returns a line for each setting that differs between environments but not within one, if their names do not show
-    it.
+    """Returns notes about the environments (data and model) of a comparison: a line for each setting that differs
+    between environments but not within one, although the environments' names do not show it.
 
-    Pictures over a number show such environments side by side.
+    Pictures over a number, such as the number of clients, show such environments side by side.
     """
     lines = []
     for key in _further_keys(groups):
@@ -157,7 +160,8 @@ def _text(value: Any) -> str:
 
 
 def _by_value(values: Mapping[str, str]) -> str:
-    """Returns the groups with each value as text, such as ``uniform in scaffold; samples in all others``."""
+    """Returns a text that names the groups with each value, such as ``uniform in scaffold; samples in all others``.
+    ``values`` has the value of each group, by the group's name."""
     groups: dict[str, list[str]] = {}
     for label, value in values.items():
         groups.setdefault(value, []).append(label)
@@ -167,13 +171,14 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Returns a list of groups' names as text, joined by "and" because the names contain commas."""
+    """Returns the names of groups as text, joined by "and" because the names contain commas. Only the first six are
+    named."""
     rest = len(labels) - LISTED
     return " and ".join([*labels[:LISTED], *([f"{rest} more"] if rest > 0 else [])])
 
 
 def _partitions(groups: Sequence[Group]) -> Iterator[str]:
-    """Yields a line if clients hold different samples in two runs with the same seeds and the same settings of the
+    """Yields a note if clients hold different samples in two runs with the same seeds and the same settings of the
     data."""
     found: dict[tuple[Any, ...], set[Any]] = {}
     for group in groups:

@@ -70,7 +70,8 @@ OPTIMIZER: dict[str, Any] = {"train.momentum": 0.5, "train.weight_decay": 0.01, 
 
 
 def small_source() -> Source:
-    """Returns a data set of 360 + 60 samples with 12 features in 4 classes, made of fixed random numbers."""
+    """Returns the data set of the contract tests: 360 training and 60 test samples with 12 features in 4 classes, made
+    of fixed random numbers."""
     rng = np.random.Generator(np.random.Philox(key=7))
     centres = rng.normal(size=(4, 12))
     y = rng.integers(0, 4, 420)
@@ -85,7 +86,11 @@ class AlgorithmContract:
     """Tests of what must hold for every algorithm: pure steps, resuming, the same bits on Ray, counted bytes, and more.
 
     A subclass in a test file sets ``algorithm``, and pytest runs all tests for it. ``hyper`` should turn on everything
-    that the algorithm can do.
+    that the algorithm can do::
+
+        class TestMine(AlgorithmContract):
+            algorithm = "mine.py:Mine"
+            hyper = {"mu": 0.3}
     """
 
     algorithm: ClassVar[str]
@@ -103,9 +108,10 @@ class AlgorithmContract:
     more."""
 
     def config(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        """Returns the configuration of a test's run, whose folder is created in ``folder``.
+        """Returns the configuration of a test's run of the algorithm, as a dict with dotted keys. The run folder is
+        created in ``folder``.
 
-        The names in ``changes`` are keys with ``__`` in place of dots.
+        ``changes`` replace keys; in their names ``__`` stands for a dot, as in ``run__rounds=2``.
         """
         hyper = {f"algorithm.{name}": value for name, value in self.hyper.items()}
         named = {"algorithm.name": self.algorithm, "run.output": str(folder)}
@@ -120,11 +126,13 @@ class AlgorithmContract:
         }
 
     def simulate(self, folder: Path, **changes: Any) -> RunResult:
-        """Runs the configuration of :meth:`config`, and returns its result."""
+        """Runs the algorithm on a small data set with the configuration of :meth:`config`, and returns the result. The
+        run folder is created in ``folder``, and ``changes`` replace keys, as in ``run__rounds=2``."""
         return simulate(self.config(folder, **changes), data=small_source())
 
     def base_run(self) -> RunResult:
-        """Returns the finished run of :meth:`config` without changes. The tests of a class share it."""
+        """Returns the finished run of the algorithm, with which most tests compare a run that was made in another way.
+        All tests of a class share this run, which is made when it is first needed."""
         key = type(self), self.algorithm
         if key not in _base_runs:
             folder = tempfile.TemporaryDirectory(prefix="fedray-contract-")
@@ -132,7 +140,7 @@ class AlgorithmContract:
         return _base_runs[key][1]
 
     def test_state_round_trip(self, tmp_path: Path) -> None:
-        """Checks that a checkpoint restores exactly the state that was saved."""
+        """Checks that a checkpoint restores exactly the state of the server and of the clients that was saved."""
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data) as run:
             for report in run.rounds():
@@ -154,7 +162,8 @@ class AlgorithmContract:
             assert {client: hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
-        """Checks that a run that is stopped and resumed ends like one that was never stopped."""
+        """Checks that a run of the algorithm that is stopped and resumed ends with the same model and tables as a run
+        that was never stopped."""
         config = self.config(tmp_path, run__checkpoint_every=2)
         for stop in (1, 4):
             simulate(config, data=small_source(), callbacks=[lambda report, stop=stop: report.round == stop])  # type: ignore[misc]
@@ -163,7 +172,8 @@ class AlgorithmContract:
         assert_same(self.base_run(), parts)
 
     def test_actor_counts(self, tmp_path: Path) -> None:
-        """Checks that workers that share nothing with the server compute the same bits, whatever their number."""
+        """Checks that workers which share no memory with the server compute the same model and tables to the bit,
+        whatever the number of workers is. This is how client actors work on Ray."""
         for workers in (1, 3):
             experiment, data = self._resolve(tmp_path / f"workers{workers}")
             with _open_run(experiment, data, lambda worker, workers=workers: PicklingPool(worker, workers)) as run:  # type: ignore[misc]
@@ -176,12 +186,14 @@ class AlgorithmContract:
             assert_same(self.base_run(), ray)
 
     def test_chunk_sizes(self, tmp_path: Path) -> None:
-        """Checks that in loop mode the size of the blocks into which the cohort is cut changes no bit."""
+        """Checks that the model and the tables are the same to the bit, whether the clients of a cohort are sent to
+        workers one by one or in blocks of 2 or 16. Clients are computed one after another here (loop mode)."""
         for size in (1, 2, 16):
             assert_same(self.base_run(), self.simulate(tmp_path / str(size), engine__chunk=size))
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
-        """Checks that clients in one batched stack compute the same as one after another, except for rounding."""
+        """Checks that the final model is the same, except for rounding, if clients are trained together in stacks and
+        if they are trained one after another."""
         experiment, data = self._resolve(tmp_path / "facts")
         size = experiment.training.batch_size or int(data.sizes().max())
         examples = data.examples(samples_of_trial(size))
@@ -194,10 +206,11 @@ class AlgorithmContract:
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
-        """Checks that a task changes no input, and gives the same bits if another worker repeats it.
+        """Checks that the clients' methods are pure: a task changes none of its inputs, and gives the same bits if
+        another worker repeats it.
 
-        The other worker has not run the task's earlier phases. A step that is marked ``in_place`` must give the same
-        bits if it makes a new model.
+        The other worker has not run the task's earlier phases. A step that is marked ``in_place`` must also give the
+        same bits if it makes a new model instead of overwriting the old one.
         """
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data, DoublingPool) as run:
@@ -206,10 +219,11 @@ class AlgorithmContract:
         assert_same(self.base_run(), _result(experiment))
 
     def test_phase_outputs(self, tmp_path: Path) -> None:
-        """Checks that a phase returns the same keys and shapes in every round for every client.
+        """Checks that each phase of the algorithm returns uploads and states with the same names and shapes in every
+        round for every client.
 
-        This must hold for new and known clients with few or many samples. The engine checks it only within a round, but
-        the counted bytes of a client assume it for all rounds.
+        This must hold for new and known clients, with few or many samples. The engine checks it only within a round,
+        but the bytes that are counted for a client assume it for all rounds.
         """
         forms: dict[int, list[Any]] = {}
 
@@ -230,7 +244,8 @@ class AlgorithmContract:
             assert all(each == found[0] for each in found), "a phase does not return the same for all clients"
 
     def test_steps_of_the_optimizer(self, tmp_path: Path) -> None:
-        """Checks that each model has a separate momentum, which lasts over a client's local steps.
+        """Checks that each model that a client trains has a separate momentum, which lasts over the client's local
+        steps.
 
         The steps that ``client.optimizer`` makes of a model must equal those of torch.optim.SGD with the same
         gradients.
@@ -243,7 +258,8 @@ class AlgorithmContract:
             self.simulate(tmp_path, run__rounds=2, engine__vectorize=False, train__decay_norms_and_biases=True)
 
     def test_bytes(self, tmp_path: Path) -> None:
-        """Checks that the bytes in metrics.csv are those multiples of the model's size that the algorithm declares."""
+        """Checks that the bytes in metrics.csv are those that the algorithm declares in its attribute ``traffic``, as
+        multiples of the model's size."""
         run = self.base_run()
         experiment, _ = self._resolve(tmp_path)
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
@@ -252,7 +268,8 @@ class AlgorithmContract:
         assert list(run.metrics["bytes_up"]) == list(cohorts * up)
 
     def test_reduces_to_fedavg(self, tmp_path: Path) -> None:
-        """Checks that with the hyper-parameters ``zero`` the algorithm computes FedAvg's model."""
+        """Checks that the algorithm computes the same model as FedAvg if its hyper-parameters are those of the
+        attribute ``zero``, such as ``{"mu": 0.0}``."""
         if self.zero is None:
             import pytest
 
@@ -270,7 +287,8 @@ class AlgorithmContract:
 
 
 def assert_same(a: RunResult, b: RunResult) -> None:
-    """Asserts that two runs are equal to the bit: the final model, and every recorded column except times."""
+    """Asserts that two finished runs are equal to the bit: the final model, and all columns of metrics.csv,
+    clients.parquet and evaluation.parquet except times."""
     assert a.summary["model_sha256"] == b.summary["model_sha256"]
     pd.testing.assert_frame_equal(
         a.metrics.drop(columns=list(TIMES)), b.metrics.drop(columns=list(TIMES)), check_exact=True
@@ -282,11 +300,11 @@ def assert_same(a: RunResult, b: RunResult) -> None:
 
 
 def _checked_direction(direction: Callable[..., tuple[Tensor, Carry]]) -> Callable[..., tuple[Tensor, Carry]]:
-    """Returns the method ``direction`` of :class:`LocalOptimizer` with an additional check: its result is compared with
-    torch.optim.SGD.
+    """Wraps the method ``direction`` of :class:`LocalOptimizer` for a test: the wrapped method also asserts that its
+    result is that of torch.optim.SGD.
 
-    Each client optimizer has its own torch optimizers. What it remembers before its first step comes from the
-    algorithm, and torch's optimizers start with the same.
+    Each client optimizer has torch optimizers for comparison, one for each model. What a client optimizer remembers
+    before its first step comes from the algorithm, and the torch optimizers start with the same momentum.
     """
     torchs: dict[LocalOptimizer, dict[str, tuple[nn.Parameter, torch.optim.SGD]]] = {}
 
@@ -331,7 +349,7 @@ def _open_run(
 
 
 def _result(experiment: Experiment) -> RunResult:
-    """Returns the result in the folder of an opened run."""
+    """Returns the result of a run that was made without :func:`simulate`, read from its folder."""
     run = experiment.config.run
     return RunResult(Path(run.output) / str(run.name), experiment.module)
 

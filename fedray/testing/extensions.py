@@ -26,44 +26,54 @@ from fedray.usercode.extensions import Entry, make
 
 
 def _run(folder: Path, callbacks: Any = (), **changes: Any) -> RunResult:
-    """Returns a run of FedAvg in ``folder``. The names in ``changes`` are keys with ``__`` in place of dots."""
+    """Makes a run of FedAvg on a small data set, in ``folder``, and returns its result. ``changes`` replace keys; in
+    their names ``__`` stands for a dot."""
     settings = {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder)}
     settings |= {key.replace("__", "."): value for key, value in changes.items()}
     return simulate(settings, data=small_source(), callbacks=callbacks)
 
 
 class CallbackContract:
-    """Tests of what must hold for every callback. Set ``callback`` in a subclass."""
+    """Tests of what must hold for every callback, a function or object of the user's that follows a run. Set
+    ``callback`` in a subclass in a test file of pytest, as in ``callback = "mine.py:Watch"``."""
 
     callback: ClassVar[Entry]
     """The entry of ``run.callbacks``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
 
     def test_it_changes_no_bit(self, tmp_path: Path) -> None:
-        """Checks that a run has the same model and tables with the callback and without it."""
+        """Checks that a run has the same model and tables to the bit, with the callback and without it."""
         assert_same(_run(tmp_path / "with", run__callbacks=[self.callback]), _run(tmp_path / "without"))
 
     def test_a_run_with_it_can_be_resumed(self, tmp_path: Path) -> None:
-        """Checks that a run can be stopped and resumed with a new callback."""
+        """Checks that a run with the callback can be stopped and resumed, with the callback made anew, and then ends
+        with the same model and tables as a run that was never stopped."""
         keys = {"run__callbacks": [self.callback], "run__checkpoint_every": 2}
         _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
         assert_same(_run(tmp_path / "parts", **keys), _run(tmp_path / "whole"))
 
 
 class UploadContract:
-    """Tests of what must hold for every step of ``train.upload``. Set ``step`` in a subclass."""
+    """Tests of what must hold for every step of ``train.upload``, which changes what clients send before the server
+    sums it. Set ``step`` in a subclass in a test file of pytest, as in ``step = "mine.py:Clip"``."""
 
     step: ClassVar[Entry]
     """The entry of ``train.upload``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
 
     def sent(self, rows: Tensor, clients: list[int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Returns the rows that a new step sends for ``rows``, and what it keeps."""
+        """Applies a new upload step to ``rows [C, width]``, the uploads of ``clients``. Returns the rows that the
+        clients then send, and what the step keeps for each client until its next participation (None if the step keeps
+        nothing).
+
+        ``kept`` is what the step kept at the clients' last participation.
+        """
         step = make(self.step, "train.upload")
         upload = UploadRows("y", "train", 3, clients, 0, 0, kept)
         found: Tensor = step(rows.clone(), upload)
         return found, upload.kept
 
     def test_it_treats_each_row_by_itself(self) -> None:
-        """Checks that clients send the same bits side by side, alone, and when repeated."""
+        """Checks that the step treats each client separately: a client sends the same bits whether it is computed
+        together with others or alone, and sends them again if the step is repeated."""
         step, clients = make(self.step, "train.upload"), [4, 7, 9]
         numbers = np.random.Generator(np.random.Philox(key=1)).normal(size=(2, 3, 50)).astype(np.float32)
         rows, before = torch.from_numpy(numbers)
@@ -82,15 +92,16 @@ class UploadContract:
                 assert torch.equal(kept_alone, kept_together[part]), "a client alone keeps something else"
 
     def test_it_is_part_of_the_result(self, tmp_path: Path) -> None:
-        """Checks that runs with and without the step are different runs."""
+        """Checks that the code of the step is among the recorded inputs of a run, so that a run with the step and one
+        without it are not taken for the same run."""
         with_step, without = (
             resolve(load(self._keys(tmp_path, steps)), CustomObjects(small_source()))[0] for steps in (1, 0)
         )
         assert set(with_step.inputs) - set(without.inputs) == {"step 1 of train.upload"}
 
     def test_a_run_has_the_same_bits_in_chunks_and_in_parts(self, tmp_path: Path) -> None:
-        """Checks that the bits stay the same if clients are computed one by one, and if a run is stopped and
-        resumed."""
+        """Checks that a run with the step has the same model and tables to the bit if clients are computed one by one,
+        and if the run is stopped and resumed."""
         keys = {"train__upload": [self.step], "run__checkpoint_every": 2}
         whole = _run(tmp_path / "whole", **keys)
         assert_same(whole, _run(tmp_path / "chunks", engine__chunk=1, **keys))

@@ -25,9 +25,10 @@ from fedray.engine.worker import Worker
 
 
 class DoublingPool(LocalPool):
-    """A pool that runs every task twice, on two workers that share nothing, and compares their results and inputs.
+    """A pool of workers for tests, which checks that tasks are pure: it runs every task twice, on two workers that
+    share nothing, and compares their results and inputs.
 
-    It divides the work into many tasks, and returns the results of the last ones first.
+    It divides the work into many tasks, and returns the results of the last tasks first.
     """
 
     slots, task_fraction = 3, 0.3
@@ -56,7 +57,8 @@ class DoublingPool(LocalPool):
         return Worker(clients).run(task)
 
     def _found(self, result: Any) -> dict[str, Any]:
-        """Returns what must be the same in ``result`` if a phase is run again."""
+        """Returns what must be the same in ``result`` if a phase is run again: hashes of sums and states, weights and
+        scalars. Results of other tasks are not compared."""
         if not isinstance(result, PhaseResult):
             return {}
         return {
@@ -73,7 +75,8 @@ class DoublingPool(LocalPool):
 
 
 class PicklingPool(LocalPool):
-    """Workers in this process that share nothing with the server or with each other, like Ray's client actors.
+    """A pool of workers for tests, which behaves like Ray's client actors without Ray: its workers are in this process,
+    but share nothing with the server or with each other.
 
     The experiment, the data, tasks and results are pickled on their way, and arrays arrive read-only. The workers take
     turns, and the results come in another order. A run with the same result on this pool and on the local engine also
@@ -122,7 +125,8 @@ class PicklingPool(LocalPool):
 
 
 def pickling_workers(workers: int) -> AbstractContextManager[Any]:
-    """Returns a context in which the local engine's clients are simulated by a :class:`PicklingPool`.
+    """Returns a context in which runs on the local engine use a :class:`PicklingPool`, whose workers behave like Ray's
+    client actors. Tests use it to check what would happen on Ray.
 
     Args:
         workers: The number of workers in the pool, each of which stands for a client actor of Ray.
@@ -139,7 +143,8 @@ def pickling_workers(workers: int) -> AbstractContextManager[Any]:
 
 
 def hashes(tensors: Mapping[Any, Any]) -> dict[Any, str]:
-    """Returns the SHA-256 of each array's or tensor's bytes, by its name."""
+    """Returns the SHA-256 of each array or tensor in ``tensors`` as a hexadecimal text, by the same names. Tests use it
+    to compare models and states to the bit."""
     arrays = {
         name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
     }

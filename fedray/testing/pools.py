@@ -40,14 +40,15 @@ Do = Callable[..., Iterator[tuple[PhaseTask, Any]]]
 
 
 class Failing(FedAvg):
-    """FedAvg with clients that fail in their first step."""
+    """FedAvg with clients that raise an error in their first step, for the test of what a pool does with errors."""
 
     def step(self, client: Any, carry: Any, batch: Any) -> Any:
         raise ValueError("my own mistake")
 
 
 class PoolContract:
-    """Tests of what must hold for every pool. Set ``pool`` in a subclass.
+    """Tests of what must hold for every pool, the workers of a run that simulate its clients. Set ``pool`` in a
+    subclass in a test file of pytest, as in ``pool = "mine.py:Processes"``.
 
     The runs use an algorithm with two phases whose clients keep states, and tasks of one client each.
     """
@@ -56,13 +57,18 @@ class PoolContract:
     """The value of ``engine.kind``: local, or a user-defined pool as file.py:Class or module:Class."""
 
     def make_pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
-        """Returns the pool for the server's ``worker``, and a description of each process that computes."""
+        """Makes the tested pool for the server's ``worker``. Returns the pool, and a list with a description of each
+        process that computes (a dict, as in summary.json)."""
         return make_pool(self.pool, worker), [worker.describe()]
 
     @contextlib.contextmanager
     def open(self, folder: Path, reference: bool = False, **changes: Any) -> Iterator[Run]:
-        """A context with a run whose clients are simulated by this pool, or by the local pool if ``reference``. The
-        names in ``changes`` are keys with ``__`` in place of dots."""
+        """A context with a run whose clients are simulated by the tested pool, or by the local pool if ``reference`` is
+        true. No round has been made yet.
+
+        The run folder is created in ``folder``. ``changes`` replace keys of the configuration; in their names ``__``
+        stands for a dot, as in ``run__rounds=2``.
+        """
         settings = {**SETTINGS, "algorithm.name": "fedsiam_da", "model.proj_dim": 8, "engine.cpus_per_actor": 0.5}
         settings |= {"run.output": str(folder / ("reference" if reference else "pool"))}
         settings |= {key.replace("__", "."): value for key, value in changes.items()}
@@ -79,8 +85,8 @@ class PoolContract:
             yield run
 
     def test_each_task_is_done_once_with_the_same_result_as_anywhere(self, tmp_path: Path) -> None:
-        """Checks that a round's two phases have the same results as on the local pool, to the bit, and that no task is
-        changed."""
+        """Checks that a round's two phases have the same results as on the local pool, to the bit, that each task is
+        done once, and that the pool changes no task."""
         with self.open(tmp_path, reference=True) as run:
             expected = results_of_round(run)
         with self.open(tmp_path) as run:
@@ -88,7 +94,8 @@ class PoolContract:
         assert len(expected) == 2 * len({start for _, start in expected})
 
     def test_a_whole_run_has_the_same_bits(self, tmp_path: Path) -> None:
-        """Checks that a run of four rounds has the same model and tables as on the local pool."""
+        """Checks that a run of four rounds has the same model and tables to the bit, on this pool and on the local
+        pool."""
         settings = {**SETTINGS, "algorithm.name": "scaffold", "run.rounds": 4, "engine.cpus_per_actor": 0.1}
         runs = [
             simulate(settings | {"engine.kind": kind, "run.output": str(tmp_path / str(number))}, data=small_source())
@@ -97,12 +104,13 @@ class PoolContract:
         assert_same(*runs)
 
     def test_no_tasks_are_no_results(self, tmp_path: Path) -> None:
-        """Checks that a pool without tasks returns nothing, and does not wait."""
+        """Checks that a pool that gets an empty list of tasks returns nothing, and does not wait."""
         with self.open(tmp_path) as run:
             assert list(run.pool.map([])) == []
 
     def test_what_is_kept_is_there_until_it_is_dropped(self, tmp_path: Path) -> None:
-        """Checks ``keep``, ``fetch``, ``store`` and ``drop``."""
+        """Checks the pool's methods for arrays of the server: what ``keep`` has stored can be read by ``fetch``,
+        written to a file by ``store``, and deleted by ``drop``."""
         vectors = {"x": np.arange(5, dtype=np.float32), "m": np.ones((2, 3), np.float32)}
         with self.open(tmp_path) as run:
             handle = run.pool.keep("kept", vectors)
@@ -115,7 +123,8 @@ class PoolContract:
                 np.testing.assert_array_equal(value, vectors[name])
 
     def test_the_states_of_clients_can_be_stored(self, tmp_path: Path) -> None:
-        """Checks that the clients' states are in the files that results name, and can be copied from there."""
+        """Checks that the states which clients keep are in the files that the results of tasks name, and that the
+        pool's method ``store`` copies them from there to another file, as a checkpoint does."""
         with self.open(tmp_path) as run:
             _, tasks = next(phase_tasks(run))
             files = [file for _, result in run.pool.map(tasks) for file in result.states]
@@ -131,7 +140,8 @@ class PoolContract:
             run.pool.drop(files)
 
     def test_evaluation_goes_the_same_way(self, tmp_path: Path) -> None:
-        """Checks evaluations of two models, one after the other, to the bit."""
+        """Checks that the pool also does tasks that evaluate a model on test samples: two models, one after the other,
+        have the same losses and metrics as on the local pool, to the bit."""
         losses = []
         with self.open(tmp_path) as run, self.open(tmp_path, reference=True) as expected:
             model = run.state.server["x"]
@@ -145,7 +155,8 @@ class PoolContract:
         assert losses[0] != losses[1]
 
     def test_a_clients_error_names_the_client_and_the_phase(self, tmp_path: Path) -> None:
-        """Checks that an exception in a client's code arrives as it was raised."""
+        """Checks that an exception in a client's code reaches the server as a :class:`ClientError` that names the
+        client, the phase and the round."""
         import pytest
 
         with self.open(tmp_path, algorithm__name=f"{__name__}:Failing") as run:
@@ -154,7 +165,8 @@ class PoolContract:
                 list(run.pool.map(tasks))
 
     def test_a_pool_says_how_work_should_be_cut(self, tmp_path: Path) -> None:
-        """Checks ``slots`` and ``task_fraction``, and that a cohort can be cut by them."""
+        """Checks that the pool has possible values of ``slots`` (tasks done at the same time) and ``task_fraction``
+        (size of a task), and that a cohort can be divided into tasks by these values, each client once."""
         with self.open(tmp_path) as run:
             assert run.pool.slots >= 1
             assert 0 < run.pool.task_fraction <= 1
@@ -166,7 +178,9 @@ class PoolContract:
 
 
 def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
-    """Yields the phases of round 1, each with its tasks, of which there are as many as clients."""
+    """Prepares round 1 of an opened run, and yields its phases one after another, each as a pair of its name and its
+    tasks, with one task for each client. The caller does the tasks of a phase and updates the server before it asks for
+    the next phase."""
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
     server.round, server.lr = 1, 0.1
@@ -180,8 +194,12 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
 
 
 def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], dict[str, Any]]:
-    """Returns the results of round 1 by phase and task. The tasks are done by ``do``, or by the run's own pool if it is
-    None."""
+    """Computes round 1 of an opened run and returns the results of its tasks, so that two pools can be compared: a dict
+    by phase and first position of the task, whose values have no arrays, only bytes, numbers and texts.
+
+    The tasks are done by the function ``do``, which has the signature of ``Pool.map``. None stands for the run's own
+    pool.
+    """
     do = do or run.pool.map
     found: dict[tuple[str, int], dict[str, Any]] = {}
     algorithm, state = run.experiment.algorithm, run.state
@@ -206,7 +224,8 @@ def _check_returned(tasks: Sequence[PhaseTask], returned: Sequence[PhaseTask]) -
 
 
 def _bits(result: PhaseResult, run: Run) -> dict[str, Any]:
-    """Returns the content of a result as plain values that can be compared."""
+    """Returns the content of a task's result as plain values (bytes, numbers, texts), which can be compared by
+    ``==``."""
     nodes = {
         (name, node): np.asarray(value).tobytes()
         for name, partial in result.sums.items()

@@ -20,9 +20,10 @@ from fedray.data.storage.contents import data_digests
 
 
 class SourceContract:
-    """Tests that every data source must pass. They check what a run relies on beyond the checks of each call.
+    """Tests of what must hold for every data source. They check what a run relies on beyond the checks of each call.
 
-    ``settings`` are the keys of the configuration that name the source: ``data.source``, ``data.root`` and others.
+    A subclass in a test file of pytest sets ``settings``, the keys of the configuration that name the source:
+    ``data.source``, ``data.root`` and others.
 
     Example:
         >>> class TestMine(SourceContract):
@@ -36,13 +37,15 @@ class SourceContract:
         return source_of(config.data, config.task)
 
     def test_it_is_the_same_each_time(self) -> None:
-        """Checks that the source returns the same data each time. Otherwise a run could not be resumed or repeated."""
+        """Checks that the source returns the same samples each time it is loaded. Otherwise a run could not be resumed
+        or repeated."""
         data = load(dict(self.settings)).data
         one, other = (data_digests(source, federate(source, data, 0, 0)) for source in (self.load(), self.load()))
         assert one == other
 
     def test_its_samples_reach_clients(self) -> None:
-        """Checks that each training sample belongs to one client at most, and that no client is empty."""
+        """Checks that each training sample of the source belongs to one client at most, and that no client is without
+        samples."""
         source, data = self.load(), load(dict(self.settings)).data
         federated = federate(source, data, 0, 0)
         assert (federated.sizes() > 0).all()
@@ -54,7 +57,8 @@ class SourceContract:
             assert 0 <= source.client_train.min() <= source.client_train.max() < len(source.client_names)
 
     def test_models_can_read_its_inputs(self) -> None:
-        """Checks that a mini-batch is finite after it is scaled."""
+        """Checks that a mini-batch of the source has only finite numbers after its inputs are scaled, and as many
+        inputs as targets."""
         data = load(dict(self.settings)).data
         inputs, targets = federate(self.load(), data, 0, 0).examples(2)
         parts = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else [inputs]

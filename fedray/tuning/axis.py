@@ -26,21 +26,24 @@ SAME_COST = 0.01
 
 
 class RoundCost(NamedTuple):
-    """The cost of one round: the FLOPs of all clients and the server, and the bytes that are sent down and up."""
+    """The estimated cost of one round: ``flops``, the FLOPs of all clients of the cohort and the server together, and
+    ``bytes``, the number of bytes that are sent down and up."""
 
     flops: float
     bytes: float
 
     def differs(self, other: RoundCost, axis: str) -> bool:
-        """Returns whether the relative difference of the two costs on ``axis`` is larger than :data:`SAME_COST`."""
+        """Returns whether this cost and ``other`` differ by more than 1 % (:data:`SAME_COST`) in their ``flops`` or
+        ``bytes``, whichever ``axis`` names."""
         return not math.isclose(getattr(self, axis), getattr(other, axis), rel_tol=SAME_COST)
 
 
 def amount(row: Any, name: str) -> Any:
-    """Returns the value in ``row`` of the axis, objective or column ``name``, or NaN if it was not recorded.
+    """Returns the value of ``name`` in a row of metrics.csv, or NaN if it was not recorded. ``name`` is an axis of a
+    sweep (rounds, bytes or flops), or an objective or any other column.
 
-    ``row`` is a row of metrics.csv. It may also be the whole table; then the result is a series. ``bytes`` counts the
-    bytes down and up, and ``rounds`` is the number of the round.
+    ``bytes`` is the sum of the columns ``bytes_down`` and ``bytes_up``, and ``rounds`` is the column ``round``. ``row``
+    may also be the whole table of metrics.csv; then the result is a series with a value for each row.
     """
     if name == "bytes":
         return row["bytes_down"] + row["bytes_up"]
@@ -49,12 +52,18 @@ def amount(row: Any, name: str) -> Any:
 
 
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
-    """Returns how many of the :data:`STEPS` steps a run has reached. ``row`` is its last row of metrics.csv."""
+    """Returns how much of a run of a trial is done, counted in steps: a whole number from 0 to :data:`STEPS` (20). At
+    each step the trial may be stopped because its results are bad.
+
+    ``row`` is the last row of metrics.csv of the run, ``axis`` is rounds, bytes or flops, and ``budget`` is how much of
+    the axis a whole run takes.
+    """
     return min(STEPS, whole_units(STEPS * amount(row, axis) / budget))
 
 
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
-    """Returns how much of ``axis`` a whole run takes: rounds, bytes (both ways) or FLOPs."""
+    """Returns how much of ``axis`` a whole run of ``experiment`` takes: its number of rounds (``rounds``), the bytes
+    sent down and up (``bytes``), or its FLOPs (``flops``). Bytes and FLOPs are estimates (:func:`cost_of_a_round`)."""
     if axis == "rounds":
         return experiment.rounds
     cost = cost_of_a_round(experiment, data)
@@ -62,7 +71,8 @@ def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
 
 
 def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
-    """Estimates the cost of a round, as if each client of the cohort had the mean number of samples."""
+    """Estimates the FLOPs and bytes of one round of ``experiment``, as if each client of the cohort had the mean number
+    of samples. A sweep uses the estimate to find out which of its searched keys make rounds more expensive."""
     sizes = data.sizes()
     server = costs.server_of_mean_clients(
         experiment.training, sizes, experiment.cohort_size,
@@ -76,11 +86,13 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
 
 
 def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: str) -> str:
-    """Returns the axis on which trials have done equal work when they are compared: rounds, flops or bytes.
+    """Chooses the quantity by which a sweep counts how far its trials are (its "axis"): trials with the same amount of
+    it should have done equal work when they are compared. Returns ``"rounds"``, ``"flops"`` or ``"bytes"``.
 
     ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
-    all cost the same, the axis is rounds. If their FLOPs differ it is FLOPs, and if only their bytes differ it is
-    bytes. The axis is never the ``objective``, because trials that have used equal FLOPs can't be compared by FLOPs.
+    all cost the same, the axis is rounds. If their FLOPs differ, it is FLOPs, and if only their bytes differ, it is
+    bytes. An ``objective`` that is itself counted in FLOPs or bytes is never the axis, because trials with equal FLOPs
+    can't be compared by their FLOPs.
     """
     found = list(others)
     for axis in ("flops", "bytes"):
@@ -92,11 +104,12 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """Returns ``spec`` with ``tune.pruner.axis=auto`` resolved, and lines for the user.
+    """Replaces ``tune.pruner.axis=auto`` in the settings of a sweep by rounds, bytes or flops, the quantity by which
+    progress is counted when trials are compared. Returns the changed ``spec``, and lines to show to the user.
 
     ``base`` is the cost of a round of the base configuration. ``costs`` has, for each searched key, the costs of rounds
-    with some of its values. A sweep that has begun keeps its axis. There is a line for the user if the axis makes the
-    pruner compare trials that have done unequal work.
+    with some of its values. A sweep that has begun keeps its axis. There is one line if the axis makes the pruner
+    compare trials that have done unequal work, and otherwise none.
     """
     pruner = spec.tune.pruner
     fair = axis_of_equal_work(base, [cost for each in costs.values() for cost in each], next(iter(spec.tune.objective)))

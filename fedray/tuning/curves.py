@@ -19,7 +19,9 @@ DRAWN = ("complete", "pruned")
 
 
 def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
-    """Yields the table metrics.csv of each run in the folder ``trial`` that has made at least one round."""
+    """Yields the table metrics.csv, with a row per round, of each run of a trial. ``trial`` is the folder of the trial;
+    its subfolders ``seed-*`` are the runs, in the order of their names. Runs that have not finished a round are left
+    out."""
     for path in sorted(trial.glob("seed-*/metrics.csv")):
         # the file is empty if the process was killed while creating it
         if path.stat().st_size and len(rows := read_metrics(path.parent)):
@@ -27,12 +29,15 @@ def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
 
 
 def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, objective: str, name: str) -> Any:
-    """Returns a Matplotlib figure with a line for each run: ``objective`` over ``axis``.
+    """Draws the learning curves of a sweep's trials: a Matplotlib figure with a line for each run, the column
+    ``objective`` over ``axis`` (rounds, bytes or flops).
 
-    Returns None if no trial can be drawn, or if the objective is the axis itself. ``trials`` is the table of a sweep's
-    trials, the best first, ``folders`` has the folder of each, and ``name`` is the sweep's name for the title. The
-    colour of a line shows the rank of its trial, from dark (best) to light; the best trial is black, and lines of
-    pruned trials are dashed. The title counts the trials that are not drawn: diverged, failed or running ones.
+    ``trials`` is the table of the sweep's trials, the best first, with columns ``trial`` and ``state``; ``folders`` has
+    the folder of each trial in the same order; and ``name`` is the sweep's name for the title. The colour of a line
+    shows the rank of its trial, from dark (best) to light. The best trial is black, and lines of pruned trials are
+    dashed. The title counts the trials that are not drawn: diverged, failed or running ones.
+
+    Returns None if no trial can be drawn, or if the objective is the axis itself.
     """
     import matplotlib.pyplot as plt
 

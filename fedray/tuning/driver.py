@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a sweep, which is read from its folder. ``interrupted`` says that the user stopped it before its
-    end.
+    """What :func:`tune` returns for each sweep (search over hyper-parameters). The results are read from the sweep's
+    ``folder`` when they are asked for. ``interrupted`` is true if the user stopped the sweep before its end.
 
     Example::
 
@@ -43,9 +43,10 @@ class SweepResult:
 
     @property
     def trials(self) -> pd.DataFrame:
-        """A table with a row for each trial: its sampled values and its results.
+        """A table with a row for each trial: its number, its state (such as complete or pruned), its sampled values and
+        its results.
 
-        :func:`fedray.tuning.report.trial_table` describes its columns.
+        :func:`fedray.tuning.report.trial_table` describes all columns.
         """
         from fedray.tuning.report import trial_table
 
@@ -119,9 +120,11 @@ def tune(
 
 
 def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
-    """Returns a connection to Ray for the sweeps.
+    """Returns the connection to Ray on which the trials of ``specs`` run, for use in a ``with`` statement. ``view``
+    shows lines about Ray to the user.
 
-    If any of the sweeps is new, it connects right away, and otherwise only when a trial has to run.
+    If one of the sweeps has no folder yet, the connection is made right away. Otherwise it is made only when a trial
+    has to run, which may never happen because all sweeps are finished.
     """
     is_new = any(not spec.folder.exists() for spec in specs)
     return RayStart(load(specs[0].base).engine, view.say, at_once=is_new)
@@ -135,10 +138,12 @@ def load_own(
     label_column: str = "label",
     **objects: Any,
 ) -> CustomObjects:
-    """Returns the custom objects from which all trials are made, with the data set, which is loaded once for all.
+    """Loads the data set once for all trials of a call of :func:`tune`. Returns it together with the other objects that
+    the user passed from Python.
 
-    ``objects`` are the other custom objects that :func:`tune` takes. Raises :class:`UserError` if ``test`` comes
-    without ``data``, or if the data can't be loaded.
+    The data set is ``data`` and ``test``, or, without ``data``, the source that the configuration of ``spec`` names.
+    ``objects`` are the arguments ``model``, ``loss``, ``metrics``, ``transform`` and ``algorithm`` of :func:`tune`.
+    Raises :class:`UserError` if there is ``test`` without ``data``, or if the data can't be loaded.
     """
     from fedray.data.sources.source import source_of
 
@@ -158,13 +163,15 @@ def run_sweeps(
     retry_failed: bool = False,
     further_sources: Callable[[Sequence[Sweep]], Sequence[TrialSource]] = lambda sweeps: (),
 ) -> list[SweepResult]:
-    """Runs sweeps that have the same data and engine to their end, and returns a result for each.
+    """Runs several sweeps to their end, and returns a result for each of ``specs``, in the same order. The sweeps must
+    have the same data and the same settings ``engine.*``. :func:`tune` calls this, and so does a suite.
 
-    All trials are made from ``custom``. ``start`` is the connection to Ray, which is awaited before the first trial
-    runs. ``view`` shows the progress. With ``retry_failed``, trials that failed in an earlier call run once more.
+    ``custom`` has the data set and the user's objects, which all trials use. ``start`` is the connection to Ray, which
+    is awaited before the first trial runs. ``view`` shows the progress. With ``retry_failed``, trials that failed in an
+    earlier call run once more.
 
-    ``further_sources`` is called with the opened sweeps, and returns further sources of trials, which run in addition
-    to the sweeps' own trials. A suite uses this to run the winner of each sweep on fresh seeds.
+    ``further_sources`` is called with the opened sweeps. It returns sources of trials that run in addition to the
+    sweeps' own trials. A suite uses this to run the winner of each sweep on fresh seeds.
     """
     from fedray.tuning.opening import open_sweep
     from fedray.tuning.trial_source import CombinedTrialSource
@@ -188,9 +195,10 @@ def run_sweeps(
 
 
 def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, start: RayStart, view: View) -> bool:
-    """Runs the trials of ``source``, which combines ``sweeps`` and further sources.
+    """Runs the trials of ``source``, which combines the trials of ``sweeps`` and of further sources, such as a suite's
+    final runs.
 
-    Returns whether the user interrupted them.
+    Returns whether the user interrupted the trials.
     """
     started_here = start.ready()
     from fedray.core.transform import SeededTransform

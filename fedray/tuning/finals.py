@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Final:
-    """A configuration that runs on fresh seeds: that of a sweep's best trial, possibly with some keys changed.
+    """A configuration that a suite runs again on fresh seeds (seeds that no trial has used): that of the best trial of
+    the sweep ``spec``, possibly with some keys changed.
 
-    ``changed`` has the changed values by dotted key. ``what`` describes the change in the suite's table, and ``suffix``
-    in the name of the folder.
+    ``changed`` has the new values of the changed keys, by dotted key. ``what`` describes the change in the suite's
+    table, and ``suffix`` in the name of the folder.
     """
 
     spec: SweepSpec
@@ -35,11 +36,13 @@ class Final:
 
     @property
     def label(self) -> str:
-        """The name of the row in the suite's table: the name of the space file, and the change if there is one."""
+        """The name of this configuration's row in the suite's table: the name of the sweep, such as ``fedavg``,
+        followed by a comma and ``what`` if keys were changed."""
         return f"{label_of(self.spec)}, {self.what}" if self.what else label_of(self.spec)
 
     def folder(self, trial: int) -> Path:
-        """Returns the folder of the final runs of trial number ``trial``.
+        """Returns the folder of the final runs if trial number ``trial`` is the best, such as
+        ``sweeps/sample/fedavg/winners/trial-0007``. It has a subfolder for each fresh seed.
 
         The number is part of the folder's name, because another trial may win if the suite is continued with more
         trials.
@@ -49,20 +52,23 @@ class Final:
 
 
 def label_of(spec: SweepSpec) -> str:
-    """Returns the name of a suite's sweep without the name of the suite: ``fedavg`` of ``sample/fedavg``."""
+    """Returns the name of a sweep within its suite, which is the name of the algorithm's space file: ``fedavg`` if the
+    sweep is called ``sample/fedavg``."""
     return spec.name.rpartition("/")[2]
 
 
 def fresh_seeds(spec: SweepSpec, seeds: int) -> range:
-    """Returns the first ``seeds`` seeds that come after those of a sweep's trials."""
+    """Returns seeds that no trial of a sweep has used: the ``seeds`` numbers that follow the seeds of its trials. If
+    the trials ran with seeds 0 and 1, ``fresh_seeds(spec, 3)`` is 2, 3, 4."""
     first = first_seed(spec.base) + spec.tune.seeds
     return range(first, first + seeds)
 
 
 def is_finished(run: Path) -> bool:
-    """Returns whether the run in the folder ``run`` has completed or diverged, so that there is nothing to continue.
+    """Returns whether the run in the folder ``run`` has completed or diverged. False means that the run still has to be
+    made or continued.
 
-    Raises :class:`UserError` if its summary.json is damaged.
+    Raises :class:`UserError` if the summary.json of the run is damaged.
     """
     path = run / "summary.json"
     try:
@@ -72,10 +78,12 @@ def is_finished(run: Path) -> bool:
 
 
 class FinalRuns:
-    """The source (:class:`~fedray.tuning.trial_source.TrialSource`) of the runs of a final, one for each fresh seed.
+    """The source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that runs ``final``, the best
+    configuration of ``sweep``, once for each fresh seed (a seed that no trial has used).
 
-    ``seeds`` is the number of fresh seeds. The source returns no run before the end of the sweep, because only then is
-    the best trial known. Runs whose folders show that they are finished are left out. ``failures`` counts failed runs.
+    ``seeds`` is the number of fresh seeds. No run is handed out before the sweep has ended, because only then is its
+    best trial known. Runs whose folders show that they are finished are left out. The attribute ``failures`` counts the
+    runs that failed. ``view`` shows how each run ended.
     """
 
     def __init__(self, sweep: Sweep, final: Final, seeds: int, view: SweepView) -> None:
@@ -120,7 +128,8 @@ class FinalRuns:
         return self.final.folder(self.sweep.study.best()[0].number) / f"seed-{seed}"
 
     def _skip_finished(self) -> None:
-        """Removes the seeds of finished runs, or all seeds if no trial of the sweep can win."""
+        """Removes the seeds of finished runs from ``left``. If the sweep has ended without a trial that can win, it
+        removes all."""
         if self.sweep.finished and not self.sweep.study.best():
             self.left = []
         if self.sweep.finished:

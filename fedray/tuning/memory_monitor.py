@@ -25,8 +25,11 @@ VERSIONS = ("2.48", "2.60")
 
 @contextmanager
 def survive_memory_monitor() -> Iterator[None]:
-    """A context in which Tune treats a process that Ray's memory monitor has killed like any other process that
-    died."""
+    """A context in which a sweep goes on after Ray's memory monitor has killed the process of a trial.
+
+    Without it, Ray Tune would take the monitor's OutOfMemoryError for a bug of Tune and stop all trials. With it, Tune
+    treats the killed process like any other process that died. The runner of a sweep calls Tune inside this context.
+    """
     task_failed, default_result = RayActorManager._actor_task_failed, Trial._get_default_result_or_future
 
     def _actor_task_failed(self: Any, tracked_actor_task: Any, exception: Exception) -> None:

@@ -41,11 +41,13 @@ BASE = {"run.log_clients": False}
 def open_sweep(
     spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Sweep]:
-    """A context with the sweep of ``spec``, which is new or continues from the record in its folder.
+    """A context with the :class:`Sweep` that ``spec`` describes, ready to run. The sweep is new, or continues the one
+    in its folder.
 
-    The folder is locked against other processes until the context ends. ``custom`` has the data set, and ``say`` shows
-    a line. Raises :class:`UserError` if the search is not possible as it was asked for, or if the folder belongs to
-    another sweep or another process.
+    Before the first trial runs, the ends of all searched ranges and all listed values are checked. The folder is locked
+    against other processes until the context ends. ``custom`` has the data set and the user's objects, and ``say``
+    shows a line to the user. Raises :class:`UserError` if the search is not possible as it was asked for, or if the
+    folder belongs to another sweep or another process.
     """
     spec = _with_validation(spec, custom)
     if custom.names:
@@ -83,8 +85,9 @@ def open_sweep(
 
 
 def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
-    """Returns ``spec`` with a validation set, on which trials are compared. Its default size is a tenth of the training
-    set; the base may set ``data.validation_samples``, or the space search it."""
+    """Returns ``spec`` with a validation set in its base, because trials are compared on it. Its size is
+    ``data.validation_samples`` if the base sets or the space searches that key, and otherwise a tenth of the training
+    set."""
     assert custom.source is not None
     if "data.validation_samples" in spec.base or "data.validation_samples" in spec.raw_space:
         return spec
@@ -92,7 +95,11 @@ def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
 
 
 def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """Returns how many trials a sweep has. A grid has no more trials than combinations."""
+    """Returns how many trials a sweep has: ``tune.trials``, or 30 if that key is not set. A grid has one trial for each
+    combination of values, or fewer if ``tune.trials`` is smaller.
+
+    ``base`` is the configuration without searched values, by dotted key. Conditions of searched keys may depend on it.
+    """
     if spec.sampler == "grid":
         combinations = len(spec.space.grid(base))
         return min(spec.tune.trials or combinations, combinations)
@@ -100,10 +107,11 @@ def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
 
 
 def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], list[str]]:
-    """Returns the values that are tried before any others: the base's, then those that the space file lists.
+    """Returns the values that are tried before any others, a dict for each trial: those of the base, then those that
+    the space file lists under ``first``.
 
-    The second list has lines for the user about values outside the space, which can't be tried. For a grid both lists
-    are empty, because it only tries its combinations.
+    The second list has lines for the user about values that can't be tried, because they are outside the space. It is
+    empty for a grid, which tries only its combinations.
     """
     found: list[Values] = []
     notes: list[str] = []
@@ -118,7 +126,8 @@ def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Va
 
 
 def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData) -> SweepSpec:
-    """Returns ``spec`` with an objective. The default is the task's main metric on the validation set.
+    """Returns ``spec`` with an objective, by which trials are compared. The default is the task's main metric on the
+    validation set, such as ``validation_accuracy``.
 
     Raises :class:`UserError` for an objective that no trial would record.
     """
@@ -150,10 +159,12 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
 def _check_values(
     spec: SweepSpec, base: Mapping[str, Any], custom: CustomObjects
 ) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
-    """Checks that both ends of every range and all listed values make a possible configuration.
+    """Checks before the first trial that both ends of every searched range and all listed values make a possible
+    configuration.
 
-    Returns the costs of a round with these values, by searched key, and the digests of the models that are searched,
-    by name. Raises :class:`UserError` for a value that makes no possible configuration.
+    Returns two dicts: the costs of a round with these values, as a list for each searched key; and the digests of the
+    code of the searched models, by ``model NAME``. Raises :class:`UserError` for a value that makes no possible
+    configuration.
     """
     costs: dict[str, list[RoundCost]] = {}
     models: dict[str, str] = {}
@@ -179,8 +190,8 @@ def _resolve_with(
 
 
 def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
-    """Creates the sweep's folder with its record, or checks that the sweep in it can be continued. Returns the storage
-    of the study."""
+    """Creates the sweep's folder with ``record`` in it (sweep.yaml), or checks that the sweep in the folder can be
+    continued. Returns the storage of the sweep's study."""
     is_continued = _prepare_folder(spec, record)
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
@@ -197,9 +208,11 @@ def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
 
 
 def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
-    """Renames the folder if the sweep starts over. Returns whether the folder holds this sweep, to be continued.
+    """Returns whether the folder of ``spec`` holds this sweep, which is then continued. If the sweep starts over, the
+    old folder is renamed.
 
-    ``record`` is the record that the sweep would write. Raises :class:`UserError` if the folder holds something else.
+    ``record`` is the record (sweep.yaml) that the sweep would write. Raises :class:`UserError` if the folder holds
+    something else.
     """
     folder, resume = spec.folder, spec.tune.resume
     if spec.has_begun:

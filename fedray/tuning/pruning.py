@@ -14,11 +14,12 @@ from fedray.tuning.settings import PrunerConfig
 
 
 def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
-    """Returns the pruner of a sweep.
+    """Returns Optuna's pruner for a sweep, which decides which trials are stopped early because their results are bad.
 
     Args:
         config: The keys ``tune.pruner.*``.
-        seeds: The number of runs of a trial. Each run reports its objective at :data:`~fedray.tuning.axis.STEPS` steps.
+        seeds: The number of runs of each trial. Each run reports its objective at :data:`~fedray.tuning.axis.STEPS`
+            steps.
     """
     if config.kind == "none":
         return NopPruner()
@@ -34,11 +35,11 @@ def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
 
 
 class BetweenSeeds(BasePruner):
-    """A pruner for trials with several seeds.
+    """A pruner (it stops trials early) of Optuna for trials that consist of several runs, one for each seed.
 
-    During a trial's first run, the pruner ``within`` decides. Later the trial is stopped only at the end of a run, if
-    the mean over its runs so far is worse than the median of the other trials after as many runs. At least
-    ``n_startup_trials`` other trials must have come that far.
+    During the first run of a trial, the pruner ``within`` decides. Later the trial is stopped only at the end of a run,
+    if the mean over its runs so far is worse than the median of the other trials after as many runs. The median counts
+    only if at least ``n_startup_trials`` other trials have finished as many runs.
     """
 
     def __init__(self, within: BasePruner, n_startup_trials: int) -> None:

@@ -18,7 +18,8 @@ MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "r
 
 
 def check_record(spec: SweepSpec) -> None:
-    """Raises :class:`UserError` if the folder of ``spec`` holds another sweep, about which a report would be wrong.
+    """Checks before a report is made that the folder of ``spec`` holds the sweep that ``spec`` describes. Raises
+    :class:`UserError` if the folder's record, sweep.yaml, is that of another sweep.
 
     A folder without a record is accepted.
     """
@@ -39,7 +40,9 @@ def check_record(spec: SweepSpec) -> None:
 
 
 def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
-    """Returns ``spec`` with the objective in the record of its sweep if the space file does not set one."""
+    """Returns ``spec`` with ``tune.objective`` filled in, so that a report knows by which column trials were compared.
+    If the space file sets no objective, the objective is taken from the record of the sweep (sweep.yaml in its folder).
+    If there is no record, ``spec`` is returned unchanged."""
     if spec.tune.objective or not (spec.folder / RECORD).exists():
         return spec
     recorded = read_record(spec.folder)["tune"].get("objective") or {}
@@ -47,12 +50,18 @@ def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
 
 
 def objective_of(spec: SweepSpec) -> str | None:
-    """Returns the first objective of a sweep. Returns None if the space file sets none and the sweep has not begun."""
+    """Returns the name of the first objective of a sweep, such as ``validation_accuracy``. Returns None if the space
+    file sets none and the sweep has not begun."""
     return next(iter(with_recorded_objective(spec).tune.objective), None)
 
 
 def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns the keys that show that two records are not of the same sweep. The list is empty if they may be."""
+    """Compares two records of sweeps (contents of sweep.yaml), ``old`` from the folder and ``new`` from the sweep that
+    should continue in the folder. Returns the names of the keys and inputs that differ and that must not, such as
+    ``tune.seeds``.
+
+    An empty list means that the sweep may be continued. Keys that may change, such as ``tune.trials``, are ignored.
+    """
     a, b = (dict(each["tune"]) for each in (old, new))
     # compared as texts, because Optuna distinguishes 1 from 1.0, and the order of objectives or values matters
     tune = [
@@ -68,5 +77,6 @@ def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
 
 
 def list_keys(keys: Sequence[str]) -> str:
-    """Returns the first six ``keys`` as a part of a sentence, such as ``tune.seeds, run.rounds differ``."""
+    """Returns a part of a sentence for error messages, which names the first six of ``keys``, such as
+    ``tune.seeds, run.rounds differ``."""
     return f"{', '.join(keys[:6])} differ{'s' if len(keys) == 1 else ''}"

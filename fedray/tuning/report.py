@@ -38,13 +38,15 @@ LEAST_TRIALS = 8
 
 
 def trial_table(folder: Path) -> pd.DataFrame:
-    """Returns a table with a row for each trial of the sweep in ``folder`` that has been started.
+    """Returns the results of a sweep: a table with a row for each trial that has been started. ``folder`` is the
+    sweep's folder.
 
     Columns:
 
-    - ``trial``: its number; ``state``: complete, diverged, pruned, failed or running.
-    - the final value of each objective, and the sampled value of each searched key.
-    - ``seconds``: the sum over the trial's runs.
+    - ``trial``: the number of the trial; ``state``: complete, diverged, pruned, failed or running.
+    - the final value of each objective, such as ``validation_accuracy``, and the sampled value of each searched key,
+      such as ``train.lr``.
+    - ``seconds``: the time that the trial's runs took, added up.
     - ``error``: the last line of the error, if the trial failed.
 
     Further columns are means over the trial's runs:
@@ -53,7 +55,7 @@ def trial_table(folder: Path) -> pd.DataFrame:
     - ``best``, ``best_round``: the best value of the first objective, and its round; ``mean``: the objective's mean
       over the rounds, that is, the area under its curve.
     - ``bytes_to_<target>`` for each of run.targets: the bytes until the validation metric reached the target; empty if
-      it did not.
+      the metric did not reach the target.
     """
     (spec,) = read_sweeps(folder)
     return _table(spec, study_of(spec))
@@ -78,7 +80,8 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """Returns the state of a trial in one word: complete, diverged, pruned, failed or running."""
+    """Returns the state of a trial of Optuna in one word, for tables: complete, diverged, pruned, failed or running.
+    For Optuna a trial that diverged is complete; here it is not."""
     if trial.state == TrialState.COMPLETE and not is_finite(trial):
         return "diverged"
     return STATES[trial.state]
@@ -105,9 +108,11 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, Any]:
 
 
 def write_report(spec: SweepSpec) -> list[Path]:
-    """Writes tables (trials.csv, trials.md, importance.csv) and pictures to ``report/`` in the sweep's folder.
+    """Writes tables (trials.csv, trials.md, importance.csv) and pictures (PNG) about the trials of a sweep to the
+    folder ``report/`` in the sweep's folder. ``spec`` describes the sweep.
 
-    Returns the paths of the files. Pictures and tables that need more trials than there are are left out.
+    Returns the paths of the files that were written. Files that need more trials than the sweep has so far are left
+    out.
     """
     import matplotlib
 
@@ -144,7 +149,11 @@ def write_report(spec: SweepSpec) -> list[Path]:
 
 
 def rank_trials(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
-    """Returns the table with complete trials first, then pruned ones, then all others, the best first in each group."""
+    """Returns ``table``, a table of trials as :func:`trial_table` returns it, with its rows sorted: complete trials
+    first, then pruned ones, then all others. Within each of the three groups the best comes first.
+
+    ``objective`` is the column to sort by, and ``mode`` (max or min) says whether large or small values are good.
+    """
     if objective not in table:
         return table
     rank = table["state"].map({"complete": 0, "pruned": 1}).fillna(2)
@@ -162,7 +171,8 @@ def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
 
 
 def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str, optuna.Study]]:
-    """Yields each objective with a study of this objective alone, without trials whose value is missing or not finite.
+    """Yields the name of each objective together with a study of this objective alone, for pictures. The study has no
+    trials whose value is missing or not finite.
 
     Optuna's pictures show one objective, and can't show infinite or missing values.
     """
@@ -185,7 +195,8 @@ def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str,
 
 
 def _importances(study: optuna.Study) -> dict[str, float]:
-    """Returns the importance of each searched key for the objective of ``study``, computed by PED-ANOVA.
+    """Returns how much each searched key matters for the objective of ``study``, as numbers by key, computed by
+    PED-ANOVA. They sum to 1.
 
     Keys that some complete trials lack, or that have the same value in all of them, are left out. The result is empty
     if there are fewer than :data:`LEAST_TRIALS` complete trials, or if Optuna finds too few different values.
@@ -203,7 +214,8 @@ def _importances(study: optuna.Study) -> dict[str, float]:
 
 
 def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> Iterator[tuple[str, Any]]:
-    """Yields the name and axes of each of Optuna's pictures that this study allows."""
+    """Yields Optuna's pictures of a study, as far as it has enough trials: the name of the file, such as "history", and
+    the axes."""
     from optuna.visualization import matplotlib as draw
 
     yield "history", draw.plot_optimization_history(study, target_name=objective)
@@ -219,9 +231,10 @@ def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: 
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """Writes ``figure`` to ``path``, closes it and returns the path.
+    """Writes a Matplotlib ``figure`` to the file ``path``, in the format of its suffix, such as .png. Closes the
+    figure, and returns the path.
 
-    If the process is killed while writing, an earlier picture stays as it was.
+    If the process is killed while it writes, an earlier picture at that path stays as it was.
     """
     import matplotlib.pyplot as plt
 

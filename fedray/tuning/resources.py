@@ -40,8 +40,12 @@ MOST_ON_A_GPU = 8
 
 
 def device_of_trials(sweeps: Iterable[Path], gpus: float, is_this_machine: bool) -> Device:
-    """Returns the device that ``engine.device=auto`` stands for in the sweeps of some folders: that on which their
-    trials have begun, and otherwise that of a run on a cluster with ``gpus`` GPUs."""
+    """Returns the device, ``cpu`` or ``cuda``, that ``engine.device=auto`` stands for in all trials of a call.
+
+    ``sweeps`` are the folders of the sweeps. If trials in one of them have begun, it is the device of these trials.
+    Otherwise it depends on the cluster: ``gpus`` is its number of GPUs, and ``is_this_machine`` says whether the
+    cluster is this machine alone.
+    """
     runs = (folder for sweep in sweeps for folder in sorted(sweep.glob("trials/*/*")))
     begun = next((device for folder in runs if (device := device_of(folder))), None)
     return begun or device_of_cluster(gpus, is_this_machine)
@@ -50,13 +54,16 @@ def device_of_trials(sweeps: Iterable[Path], gpus: float, is_this_machine: bool)
 def engine_of_trials(
     engine: EngineConfig, base: Mapping[str, Any], max_concurrent_trials: int | None, device: Device = "cpu"
 ) -> dict[str, Any]:
-    """Returns the settings ``engine.*`` of all trials, as dotted keys. ``base`` has the keys that the user set, and
-    ``device`` is what ``engine.device=auto`` stands for.
+    """Decides how each trial of a sweep is computed. Returns the settings ``engine.*`` that replace those of the
+    configuration in all trials, as a dict with dotted keys.
 
-    If the user did not say how many trials share a GPU, ``engine.actors_per_gpu`` is ``auto``, which
-    :func:`trials_per_gpu` replaces.
+    ``engine`` is the configuration's section ``engine``, ``base`` has the keys that the user set, and ``device`` is
+    what ``engine.device=auto`` stands for.
 
-    If the user did not set ``engine.kind``, a trial is a single process on a cluster of one node. On a cluster of
+    If the user did not say how many trials share a GPU, ``engine.actors_per_gpu`` is ``auto``, which the caller then
+    replaces by the result of :func:`trials_per_gpu`.
+
+    If the user did not set ``engine.kind``, a trial on a cluster of one node is a single process. On a cluster of
     several nodes it is a server on this node and a client actor on any node. With ``engine.kind=ray`` and
     ``engine.actors=auto``, the client actors of the ``max_concurrent_trials`` concurrent trials (None means one) fill
     the cluster. Raises :class:`UserError` for settings that have no meaning in a sweep.
@@ -85,10 +92,12 @@ def engine_of_trials(
 
 
 def trials_per_gpu(settings: Mapping[str, Any], custom: CustomObjects, say: Callable[[str], None]) -> int:
-    """Returns how many trials with the dotted keys ``settings``, or how many of their client actors, share a GPU. The
-    memory that one takes is measured on the cluster.
+    """Returns how many trials share a GPU: as many as fit into its memory, but no more than :data:`MOST_ON_A_GPU`. If a
+    trial consists of several client actors, it is the number of client actors that share a GPU.
 
-    Raises :class:`UserError` if not even one fits, or there is no GPU.
+    ``settings`` is the configuration of a trial by dotted key. The memory that one process takes is measured on the
+    cluster, with the data set in ``custom``. ``say`` shows the user what was measured. Raises :class:`UserError` if not
+    even one process fits, or if there is no GPU.
     """
     if not resources().get("GPU"):
         raise UserError("the cluster has no GPU for the trials: use engine.device=cpu")
@@ -98,9 +107,11 @@ def trials_per_gpu(settings: Mapping[str, Any], custom: CustomObjects, say: Call
 
 
 def bundles_of(engine: EngineConfig) -> Bundles:
-    """Returns the bundles of a trial whose ``engine.*`` settings are complete.
+    """Returns the resources that Ray reserves for one trial: a list of dicts such as ``{"CPU": 1, "GPU": 0.5}``, one
+    for each process of the trial.
 
-    Raises :class:`UserError` for an amount that is smaller than Ray can count.
+    ``engine`` has the settings ``engine.*`` of the trial, without any ``auto``. Raises :class:`UserError` for an amount
+    that is smaller than Ray can count.
     """
     here = {f"node:{ray.util.get_node_ip_address()}": HERE}
     share = {kind: amount for kind, amount in _share(engine).items() if amount}
@@ -116,16 +127,19 @@ def bundles_of(engine: EngineConfig) -> Bundles:
 
 
 def _share(engine: EngineConfig) -> dict[str, float]:
-    """Returns the CPUs and GPUs of a client actor, or of a trial that is one process."""
+    """Returns the CPUs and GPUs that one client actor takes, or a trial that is one process:
+    ``{"CPU": 1, "GPU": 0.5}``."""
     gpus = 1 / engine.actors_per_gpu if isinstance(engine.actors_per_gpu, int) else engine.gpus_per_actor
     return {"CPU": engine.cpus_per_actor, "GPU": gpus}
 
 
 def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[int, str | None]:
-    """Returns how many trials run at the same time, and a line for the user if these are fewer than ``asked``.
+    """Returns how many trials run at the same time, and a line for the user if these are fewer than ``asked``
+    (otherwise None).
 
-    If ``asked`` is None, as many run as fit on the cluster. Raises :class:`UserError` if not even one fits on a
-    cluster that was ``started_here``, which no node can join.
+    ``bundles`` are the resources of one trial. If ``asked`` is None, as many trials run as fit on the cluster.
+    ``started_here`` says that this program has started the cluster, which no node can then join; then
+    :class:`UserError` is raised if not even one trial fits.
     """
     total, free = ray.cluster_resources(), ray.available_resources()
     fits = _fitting([node["Resources"] for node in ray.nodes() if node["Alive"]], bundles)
@@ -145,7 +159,8 @@ def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: b
 
 
 def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
-    """Returns how many copies of ``bundles`` fit on ``nodes``; each bundle goes to the first node with room for it."""
+    """Returns how many trials with the resources ``bundles`` fit on the nodes of the cluster at the same time.
+    ``nodes`` has the resources of each node; each bundle goes to the first node with room for it."""
     left = [dict(node) for node in nodes]
     for count in range(10_000):
         for bundle in bundles:
@@ -158,7 +173,8 @@ def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
 
 
 def trial_shortage(bundles: Bundles) -> str:
-    """Returns a text that says what a trial needs and what the cluster has."""
+    """Returns a text for messages about trials that do not fit: which resources a trial needs, and which the cluster
+    has. ``bundles`` are the resources of one trial."""
     first, *others = ({kind: bundle[kind] for kind in RESOURCES if bundle.get(kind)} for bundle in bundles)
     parts = [in_words(first)] if first or not others else []
     if others:

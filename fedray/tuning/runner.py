@@ -54,11 +54,11 @@ MAX_RESTARTS = 3
 
 @dataclass(frozen=True)
 class Shared:
-    """The objects that the processes of all trials receive.
+    """The objects that the processes of all trials receive when they start.
 
-    ``source`` is the data set in the object store, and ``custom`` has the user's objects. ``path`` lists the folders
-    with the user's modules. ``directory`` is the driver's working directory, to which paths in a configuration are
-    relative. When the file ``stop_file`` appears, each trial on this node ends after the round in progress.
+    ``source`` is the data set in Ray's object store, and ``custom`` has the user's other objects, such as a model.
+    ``path`` lists the folders with the user's modules. ``directory`` is the driver's working directory, to which paths
+    in a configuration are relative. When the file ``stop_file`` appears, each trial ends after the round in progress.
     """
 
     source: StoredSource
@@ -69,7 +69,9 @@ class Shared:
 
 
 class TrialActor(tune.Trainable):
-    """The process of a trial, which Tune may reuse for further trials. Each step returns one message of the trial.
+    """The process in which Ray Tune runs a trial (one choice of hyper-parameters), and possibly further trials after
+    it. Tune calls ``step()`` again and again; each call lets the trial compute until its next message, such as a
+    finished round, and returns this message.
 
     Tune's function API would need no thread of our own. But it waits only 2 s for a trial that it stops, so that a
     pruned run could lose its last records.
@@ -101,10 +103,11 @@ class TrialActor(tune.Trainable):
 
 
 class SourceSearcher(Searcher):
-    """A Tune searcher that suggests the trials of a source.
+    """The object that Ray Tune asks for the next trial (a Tune "searcher"). It takes the trials from a
+    :class:`~fedray.tuning.trial_source.TrialSource`, such as a sweep.
 
-    An assignment whose process died is suggested again, at most ``max_restarts`` times; then its trial counts as
-    failed. While ``stopping`` is set, no further trials are suggested.
+    A trial whose process died is handed to Tune again, at most ``max_restarts`` times. After that the trial counts as
+    failed. While the attribute ``stopping`` is true, no further trials are handed out.
     """
 
     def __init__(self, source: TrialSource, max_restarts: int) -> None:
@@ -135,9 +138,10 @@ class SourceSearcher(Searcher):
             self.running.pop(trial_id, None)
 
     def trial_died(self, trial_id: str, error: str) -> None:
-        """Handles a trial whose process died or could not be set up: queues it again, or reports that it failed.
+        """Called when the process of a trial died or could not be set up. The trial is queued again, or, if it was
+        restarted too often, reported to its source as failed.
 
-        The first line of ``error`` says why.
+        ``trial_id`` is Tune's name for the trial. The first line of ``error`` says why the process died.
         """
         assignment = self.running.pop(trial_id)
         line = error.splitlines()[0]
@@ -149,23 +153,26 @@ class SourceSearcher(Searcher):
             self.source.trial_lost(assignment.key, line)
 
     def save(self, checkpoint_path: str) -> None:
-        """Does nothing, because the source keeps the records."""
+        """Part of Tune's interface, which does nothing here, because the source of the trials keeps its own records."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Does nothing, because the source continues from its records."""
+        """Part of Tune's interface, which does nothing here, because the source of the trials continues from its own
+        records."""
 
 
 class Interrupted(Exception):
-    """The user interrupted the sweep, and all trials have stopped after the round in progress, with a checkpoint."""
+    """Raised by :func:`run_trials` if the user interrupted the sweep. By then all trials have stopped after the round
+    in progress, and have written a checkpoint."""
 
 
 class SourceStopper(Stopper, tune.Callback):
-    """Passes the reports and deaths of trials to the source, and decides when a trial or all of Tune stops.
+    """The object that Ray Tune tells about messages and deaths of trials, and asks whether to stop a trial or
+    everything. It passes messages and deaths to the source of the trials.
 
     Tune asks at each message whether the trial stops, and about ten times a second whether all trials do. All stop if
-    the source raises, or if no trial could start for ``start_timeout`` seconds. If ``stopping`` is set, the file
-    ``stop_file`` tells the trials to end, and Tune stops when they have. Then ``error`` is the exception that the
-    caller must raise.
+    the source raises an exception, or if no trial could start for ``start_timeout`` seconds. If the event ``stopping``
+    is set, the file ``stop_file`` is made, which tells the trials to end, and Tune stops when they have ended. After
+    that the attribute ``error`` is the exception that the caller must raise, or None.
     """
 
     def __init__(
@@ -229,17 +236,17 @@ def run_trials(
     start_timeout: float,
     stopping: threading.Event,
 ) -> None:
-    """Runs the trials of ``source`` until it is exhausted.
+    """Runs the trials of ``source`` on Ray until there are no further trials.
 
     A trial whose process dies is started again, at most :data:`MAX_RESTARTS` times.
 
     Args:
-        source: Decides which trials run, and receives what they report.
-        bundles: The resources of a trial, reserved as one placement group.
+        source: Decides which trials run, and receives their messages.
+        bundles: The resources of one trial, which Ray reserves as one placement group.
         max_concurrent_trials: How many trials run at the same time.
-        custom: The data set and the user's objects, from which all trials are made.
+        custom: The data set and the user's objects, which all trials use.
         start_timeout: Seconds after which the sweep ends if no trial could be started.
-        stopping: When it is set, the trials stop after the round in progress.
+        stopping: When this event is set, the trials stop after the round in progress.
 
     Raises:
         UserError: No trial could be started.
@@ -279,7 +286,7 @@ def run_trials(
 
 @contextlib.contextmanager
 def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
-    """A context in which Tune's environment variables are set and its logger is silent."""
+    """A context in which Ray Tune's environment variables are set for our use and its logger is silent."""
     settings = SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": str(max_concurrent_trials)}
     before = {name: os.environ.get(name) for name in settings}
     logger = logging.getLogger("ray.tune")
@@ -298,7 +305,7 @@ def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
 
 
 def _cause_of_death(trial: Any) -> str:
-    """Returns why the process of a Tune trial died: one line, and under it whatever else Ray says."""
+    """Returns why the process of a trial of Ray Tune died: one line, and under it whatever else Ray says."""
     # trial.get_error() looks for this file in the storage, where Tune would copy it only later
     found = Path(trial.error_file).read_text(encoding="utf-8", errors="replace") if trial.error_file else ""
     lines = [line for line in found.splitlines() if line.strip() and not line.startswith("Failure #")]

@@ -33,8 +33,8 @@ the test set."""
 
 
 class PrunerConfig(Section):
-    """Which trials are stopped early because their results are bad. The names are those of Optuna's and Ray Tune's
-    pruners."""
+    """The keys ``tune.pruner.*`` of a space file: which trials of a sweep are stopped early because their results are
+    bad. The values of ``kind`` are named like the pruners of Optuna and Ray Tune."""
 
     kind: Literal["none", "asha", "median", "hyperband"] = Field(
         "none", description="which trials stop early: asha (successive halving), median (worse than it), or hyperband"
@@ -53,7 +53,7 @@ class PrunerConfig(Section):
 
 
 class TuneConfig(Section):
-    """How a space is searched: the keys ``tune.*``."""
+    """The keys ``tune.*`` of a space file, with their types and defaults: how a sweep searches its space."""
 
     name: str | None = Field(None, description="name of the sweep's folder; the space file's unless set")
     output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
@@ -102,9 +102,10 @@ class TuneConfig(Section):
 
 
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """Returns the mapping at ``key`` of ``values``; an empty one if the key is missing.
+    """Returns the section ``key`` of ``values``, which is the content of a YAML file or a part of it. The result is a
+    mapping, and empty if the section is missing.
 
-    Raises :class:`UserError`, which begins with ``where``, if the value is not a mapping.
+    Raises :class:`UserError` if the section is not a mapping. The message begins with ``where``, which names the file.
     """
     found = values.get(key) or {}
     if not isinstance(found, Mapping):
@@ -113,7 +114,8 @@ def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any
 
 
 def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneConfig:
-    """Returns the section ``tune`` of a file (``of_file``), checked. Keys in ``overrides`` replace those of the file.
+    """Reads and checks the section ``tune`` of a space file, and returns it as :class:`TuneConfig`. ``of_file`` is the
+    section as it stands in the file; keys in ``overrides`` replace those of the file.
 
     An objective without a direction is maximised if it is an accuracy or an F1 score, and minimised otherwise. Raises
     :class:`UserError` for a wrong key or value. Its message begins with ``where``, which names the file.
@@ -143,7 +145,8 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
 
 
 def _permanent_url(url: str) -> str:
-    """Returns ``url`` with an absolute path, so that it means the same file from every working directory."""
+    """Returns the Optuna URL ``url`` with an absolute path, so that it means the same file from every working
+    directory. Raises :class:`UserError` for a database in memory."""
     found = re.fullmatch(r"(sqlite[^:]*:///?)(.*)", url)
     if not found:
         return url

@@ -36,11 +36,12 @@ OPTIONS = ("step", "log", "when")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One searched key.
+    """One key of the configuration that a sweep searches, with the values that it may take.
 
     ``kind`` is one of :data:`RANGES`, which go from ``low`` to ``high`` (both included), or of :data:`LISTS`, which
-    have ``values``. ``when`` has the conditions under which the key is searched, as pairs of a key and its allowed
-    values.
+    have ``values``. ``step`` is the distance between the possible values of a range, if it is not continuous, and
+    ``log`` says that an ``int`` is drawn on a logarithmic scale. ``when`` has the conditions under which the key is
+    searched, as pairs of another key and the values that this other key may have.
     """
 
     key: str
@@ -53,11 +54,12 @@ class Parameter:
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def active(self, others: Mapping[str, Any]) -> bool:
-        """Returns whether the key is searched in a trial in which the other keys have the values ``others``."""
+        """Returns whether this key is searched in a trial in which the other keys have the values ``others``. A key is
+        not searched if one of its conditions (``when``) is not met."""
         return all(any(_same(others.get(key), value) for value in values) for key, values in self.when)
 
     def suggest(self, trial: Trial) -> Any:
-        """Returns a value that Optuna's sampler chooses for ``trial``."""
+        """Returns a value of this key for ``trial``, chosen by Optuna's sampler."""
         if self.values:
             return json.loads(trial.suggest_categorical(self.key, [json.dumps(value) for value in self.values]))
         if self.kind == "int":
@@ -66,12 +68,15 @@ class Parameter:
         return self.at_step(round((value - self.low) / self.step)) if self.step else value
 
     def at_step(self, number: int) -> float:
-        """Returns ``low`` plus ``number`` steps, computed in decimals: 0.3, not 0.30000000000000004."""
+        """Returns the value of a range with steps after ``number`` steps: ``low + number * step``. It is computed in
+        decimals, so that the result is 0.3 and not 0.30000000000000004."""
         value = _decimal(self.low) + number * _decimal(self.step or 0)
         return int(value) if self.kind == "int" else float(value)
 
     def stored(self, value: Any) -> Any:
-        """Returns ``value`` in the form that Optuna records. Raises ValueError if it is not in the space."""
+        """Returns ``value`` in the form in which Optuna records values of this key: a number of a range stays a number,
+        and a value of a list becomes JSON text. A trial that the user asks for is queued in this form. Raises
+        ValueError if the key can't have this value."""
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -87,7 +92,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """The searched keys, in the order in which they are drawn."""
+    """All keys that a sweep searches, as :class:`Parameter` objects in the order in which their values are drawn."""
 
     parameters: tuple[Parameter, ...]
 
@@ -95,7 +100,8 @@ class Space:
         return [parameter.key for parameter in self.parameters]
 
     def suggest(self, trial: Trial, base: Mapping[str, Any]) -> Values:
-        """Returns a value for each active key, chosen by Optuna's sampler. ``base`` has the keys that are not
+        """Chooses the values of a new trial: returns a dict with a value for each searched key whose conditions are
+        met, by dotted key. Optuna's sampler chooses the values for ``trial``. ``base`` has the keys that are not
         searched."""
         chosen: Values = {}
         for parameter in self.parameters:
@@ -104,9 +110,11 @@ class Space:
         return chosen
 
     def stored(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> Values:
-        """Returns the values of a configuration in the form in which Optuna queues it as a trial.
+        """Turns values that the user chose into a trial that Optuna can queue: returns a dict by dotted key, with the
+        values in the form in which Optuna records values.
 
-        Keys that ``values`` leaves out are taken from ``base``. Raises ValueError if a value is outside the space.
+        Keys that ``values`` leaves out are taken from ``base``, the configuration without searched values. Raises
+        ValueError if a value is outside the space.
         """
         chosen, found = dict(base), {}
         for parameter in self.parameters:
@@ -116,7 +124,8 @@ class Space:
         return found
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
-        """Yields values to check: both ends of each range and each value of each list, one key at a time.
+        """Yields dicts of values, by dotted key, with which a sweep is checked before it starts: both ends of each
+        range and each value of each list, one key at a time.
 
         The other keys are as in ``base``, except for those that the key's conditions require to be different.
         """
@@ -125,7 +134,8 @@ class Space:
                 yield {**self._needed(parameter, base), parameter.key: value}
 
     def _needed(self, parameter: Parameter, base: Mapping[str, Any]) -> Values:
-        """Returns the values that keys of ``base`` must be changed to so that ``parameter`` is searched."""
+        """Returns the values, by dotted key, that keys of ``base`` must be changed to so that the conditions of
+        ``parameter`` are met and it is searched."""
         needed: Values = {}
         if not parameter.active(base):
             for key, values in parameter.when:
@@ -137,11 +147,13 @@ class Space:
 
     @property
     def is_grid(self) -> bool:
-        """Whether every key has a list of values, so that all combinations can be tried."""
+        """Whether every searched key has a list of values, so that the sampler ``grid`` can try all combinations."""
         return all(parameter.values for parameter in self.parameters)
 
     def grid(self, base: Mapping[str, Any]) -> list[Values]:
-        """Returns all combinations, each once; the values of the last key change fastest."""
+        """Returns all combinations of values that a grid search tries, as dicts by dotted key, each combination once.
+        The values of the last key change fastest. Keys whose conditions are not met are left out of a combination;
+        ``base`` has the keys that are not searched."""
         found: dict[str, Values] = {}
         for combination in itertools.product(*(parameter.values for parameter in self.parameters)):
             chosen: Values = {}
@@ -153,9 +165,11 @@ class Space:
 
 
 def read_space(described: Mapping[str, Any], where: str = "") -> Space:
-    """Returns the space that ``described``, a mapping as in the docstring of this module, describes.
+    """Reads one space of a space file and returns it as a :class:`Space`. ``described`` maps each searched key to a
+    description of its values, such as ``{"train.lr": {"loguniform": [0.01, 1]}}``.
 
-    Raises :class:`UserError` with one line that begins with ``where`` if the description is wrong.
+    A description has one of ``uniform``, ``loguniform``, ``int``, ``choice`` and ``grid``, and may have ``step``,
+    ``log`` and ``when``. Raises :class:`UserError` with one line that begins with ``where`` if a description is wrong.
     """
     if not isinstance(described, Mapping) or not described:
         raise UserError(f"{where}: give at least one key to search, as in algorithm.mu: {{loguniform: [0.001, 1]}}")

@@ -56,10 +56,11 @@ ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """One sweep, as its space file describes it.
+    """One sweep as its space file describes it: its name, its settings ``tune.*``, the base configuration, and the
+    space.
 
     ``base`` is a configuration with dotted keys. ``raw_space`` is the chosen space (``tune.space``) as it stands in the
-    file, and ``first`` has the values that are to be tried first.
+    file. ``first`` has the values that are tried first, with a dict for each trial.
     """
 
     name: str
@@ -74,11 +75,13 @@ class SweepSpec:
 
     @property
     def sampler(self) -> str:
-        """The name of the sampler: ``tune.sampler``, or its resolved default."""
+        """The name of the sampler, which chooses the values of trials: ``tune.sampler``, or if that is not set,
+        ``grid`` for a space of lists and ``tpe`` for any other."""
         return self.tune.sampler or ("grid" if self.space.is_grid else "tpe")
 
     def record(self) -> dict[str, Any]:
-        """Returns the content of a space file from which the same sweep can be read again."""
+        """Returns the content of sweep.yaml, the file in the sweep's folder from which the same sweep can be continued:
+        a dict of the form of a space file, with the sections base, spaces, first and tune."""
         tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
         return {
             "base": dict(self.base),
@@ -93,26 +96,30 @@ class SweepSpec:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the folder holds a sweep that will be continued."""
+        """Whether the sweep's folder holds an earlier sweep that will be continued. It is false if ``tune.resume`` is
+        false."""
         return self.tune.resume is not False and (self.folder / RECORD).exists()
 
     def trial_folder(self, number: int) -> Path:
-        """Returns the folder with the runs of a trial."""
+        """Returns the folder of trial ``number`` below the sweep's folder, such as ``trials/0007``. It has a run folder
+        for each seed."""
         return self.folder / "trials" / f"{number:04d}"
 
 
 def known_spaces() -> dict[str, Path]:
-    """Returns the paths of the space files that come with fedray, by name."""
+    """Returns the paths of the space files that come with fedray, by the names that ``fedray tune`` accepts, such as
+    ``fedprox``."""
     return {path.stem: path for path in sorted(SPACES.glob("*.yaml"))}
 
 
 def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
-    """Returns the sweeps that a space file describes: one, or one for each of its environments.
+    """Reads a space file and returns the sweeps that it describes: one, or one for each of its environments
+    (combinations of values for which a separate sweep is made).
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
-    be a sweep's folder, or a folder that holds folders of sweeps; then the sweeps are read from their records.
-    ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is not searched. Raises
-    :class:`UserError` if there is a mistake in the file or the overrides.
+    be a sweep's folder, or a folder that holds folders of sweeps; then the sweeps are read from the files sweep.yaml
+    there. ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is not searched.
+    Raises :class:`UserError` if there is a mistake in the file or the overrides.
     """
     overrides = list(overrides)
     path = None
@@ -175,7 +182,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain_values(values: Any) -> Any:
-    """Returns a mapping from Python with NumPy's arrays and numbers replaced by plain lists and numbers."""
+    """Returns ``values``, a space that was passed from Python, with NumPy's arrays and numbers replaced by plain lists
+    and numbers."""
     if isinstance(values, Mapping):
         return {key: _plain_values(value) for key, value in values.items()}
     if isinstance(values, Sequence) and not isinstance(values, str):
@@ -184,7 +192,8 @@ def _plain_values(values: Any) -> Any:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Returns the record of the sweep in ``folder``. Raises :class:`UserError` if it is missing or damaged."""
+    """Returns the content of sweep.yaml, which records in a sweep's ``folder`` what the sweep does: a dict of the form
+    of a space file. Raises :class:`UserError` if the file is missing or damaged."""
     values = read_file(folder / RECORD)
     sections = [values.get(name) for name in ("base", "spaces", "tune")]
     if not all(isinstance(each, dict) for each in sections) or not values["tune"].get("name"):
@@ -193,9 +202,11 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
-    """Returns the file that ``name`` means: the record in a sweep's folder, the file at a path, or one of ``known``.
+    """Returns the path of the space file or suite that the user calls ``name``. It may be the folder of a sweep (the
+    result is the record in it), the path of a file, or a name in ``known``, which has the paths of the files that come
+    with fedray.
 
-    Raises :class:`UserError` if there is no such file. ``what`` is the message's word for it.
+    Raises :class:`UserError` if there is no such file. ``what`` is the message's word for the file, such as "suite".
     """
     path = Path(name)
     if (path / RECORD).is_file():
@@ -208,17 +219,22 @@ def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
 
 
 def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raises :class:`UserError`, which begins with ``where``, if ``values`` has a section that is not ``known``."""
+    """Checks that a space file or suite has no unknown section. ``values`` is the content of the file, and ``known``
+    lists the names that its sections may have.
+
+    Raises :class:`UserError`, with a message that begins with ``where``, for an unknown section.
+    """
     for key in values:
         if key not in known:
             raise UserError(f"{where}there is no section {key!r}{near_miss(str(key), known)}")
 
 
 def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
-    """Returns the section ``base`` of a space file as dotted keys.
+    """Returns the base configuration of a space file or suite as a flat dict with dotted keys. ``base`` is the file's
+    section ``base``.
 
-    A text ``base`` names a config file. It is looked for beside the space file at ``path``, and then in the working
-    directory.
+    If the section is a text, it names a config file. This file is looked for beside the space file at ``path``, and
+    then in the working directory. Messages of errors begin with ``where``.
     """
     if isinstance(base, str):
         beside = path.parent / base if path else Path(base)
@@ -233,15 +249,15 @@ def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
 
 
 def first_seed(settings: Mapping[str, Any]) -> int:
-    """Returns run.seed of a configuration with dotted keys. The other keys are not checked and may contradict each
-    other."""
+    """Returns the first seed of a trial's runs, which is run.seed of the configuration ``settings`` (dotted keys). The
+    other keys are not checked, and may contradict each other."""
     return load({"run.seed": settings.get("run.seed") or 0}).run.seed
 
 
 def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``base``, updated with the values of ``by``.
+    """Returns a new configuration with the keys of ``base``, updated with those of ``by``. All keys are dotted.
 
-    A key of :data:`ALTERNATIVES` also removes the other key of its pair: run.iterations removes run.rounds.
+    A key of ``by`` that excludes another key removes it: run.iterations removes run.rounds (:data:`ALTERNATIVES`).
     """
     replaced = {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if by.get(key) is not None}
     return {key: value for key, value in base.items() if key not in replaced} | dict(by)
@@ -250,8 +266,12 @@ def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, 
 def _environments(
     listed: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields a label and the settings of each environment: every combination of the ``listed`` values, without the keys
-    in ``fixed``. If there are no environments, it yields one with an empty label and no settings."""
+    """Yields a label, such as ``alpha-0.1``, and the settings of each environment of a space file. The environments are
+    all combinations of the ``listed`` values, which are lists by key.
+
+    Keys in ``fixed``, which the user has set, are left out. If there are no environments, it yields one with an empty
+    label and no settings. Raises :class:`UserError` for a key in ``searched``.
+    """
     free = {str(key): values for key, values in listed.items() if key not in fixed}
     for key, values in free.items():
         if not isinstance(values, list) or not values:
@@ -267,9 +287,10 @@ def _environments(
 
 
 def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
-    """Returns the section ``first`` of a space file: values that are tried before all others.
+    """Returns the section ``first`` of a space file, whose content is ``values``: a list of dicts with values by dotted
+    key, each of which is tried as a trial before all others. Without such a section the list is empty.
 
-    Raises :class:`UserError`, which begins with ``where``, if it is not a list of mappings.
+    Raises :class:`UserError`, with a message that begins with ``where``, if the section is not a list of mappings.
     """
     first = values.get("first") or []
     if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
@@ -289,7 +310,8 @@ def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict
 
 
 def _check(spec: SweepSpec) -> None:
-    """Raises :class:`UserError` if ``spec`` sets what a sweep decides itself, or searches what can't be searched."""
+    """Raises :class:`UserError` if the space file of ``spec`` sets keys that a sweep decides itself, searches keys that
+    can't be searched, or has too long a name."""
     for key in DECIDED:
         if key in spec.base or key in spec.raw_space:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
@@ -311,7 +333,8 @@ def _check(spec: SweepSpec) -> None:
 
 
 def check_together(specs: Sequence[SweepSpec]) -> None:
-    """Raises :class:`UserError` if sweeps that one command runs differ in their data or resources."""
+    """Checks sweeps that one command runs together, such as those of several environments. Raises :class:`UserError` if
+    they differ in their data or in ``engine.*``, because all trials of a command share one data set and one cluster."""
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):

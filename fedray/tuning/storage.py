@@ -20,20 +20,21 @@ JOURNAL = "study.journal"
 
 
 def study_name(spec: SweepSpec) -> str:
-    """Returns the name of a sweep's study in its storage.
+    """Returns the name under which Optuna keeps the record of a sweep (its "study") in a storage.
 
-    In a storage that the user names, the study has the sweep's name, because other studies may be there too. In the
-    journal of the sweep's folder it is always called ``sweep``, because the folder may be renamed.
+    In a storage that the user names (``tune.storage``), the study has the sweep's name, because other studies may be
+    there too. In the journal of the sweep's folder the study is always called ``sweep``, because the folder may be
+    renamed.
     """
     return spec.name if spec.tune.storage else "sweep"
 
 
 @contextlib.contextmanager
 def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """A context in which a sweep's folder is locked against other processes (:func:`fedray.tracking.lock.folder_lock`).
+    """A context in which a sweep's folder is locked, so that no other process runs or changes the same sweep.
 
-    Raises :class:`UserError` if another process holds the lock for longer than ``patience`` seconds, or if the folder
-    can't be written to.
+    ``say`` shows a line to the user while this process waits for the lock. Raises :class:`UserError` if another process
+    holds the lock for longer than ``patience`` seconds, or if the folder can't be written to.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -44,17 +45,20 @@ def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIE
 
 
 def storage_of(spec: SweepSpec) -> BaseStorage:
-    """Returns the storage of a sweep's study, opened for writing (:func:`open_journal`)."""
+    """Returns the Optuna storage in which the trials of a sweep are recorded, opened for writing: the one that
+    ``tune.storage`` names, or else the journal in the sweep's folder (:func:`open_journal`)."""
     return open_storage(spec.tune.storage) if spec.tune.storage else open_journal(spec.folder / JOURNAL)
 
 
 def open_storage(url: str) -> BaseStorage:
-    """Returns the storage at an Optuna URL. Raises :class:`UserError` if it can't be read."""
+    """Opens the Optuna storage at ``url``, such as ``sqlite:///studies.db``, and returns it. Raises :class:`UserError`
+    if it can't be read."""
     return _checked(lambda: get_storage(url), f"tune.storage={url}")
 
 
 def open_journal(path: Path) -> BaseStorage:
-    """Returns the storage in a journal file, opened for writing; it is created if it is missing.
+    """Opens the journal, the file ``path`` in which Optuna records a sweep, for writing, and returns it as a storage.
+    The file is created if it is missing.
 
     Only the process that holds the folder's lock (:func:`hold_study`) may call this, because it repairs what a killed
     process left behind: the journal's lock, and an incomplete last line. Raises :class:`UserError` if the file can't be
@@ -74,7 +78,8 @@ def _journal(path: Path) -> BaseStorage:
 
 
 def _checked(opened: Callable[[], BaseStorage], where: object) -> BaseStorage:
-    """Returns ``opened()``. Raises :class:`UserError` about ``where`` if it can't be opened and read."""
+    """Calls ``opened`` and returns the storage that it opens. Raises :class:`UserError`, with a message that begins
+    with ``where``, if the storage can't be opened and read."""
     try:
         storage = opened()
         optuna.get_all_study_names(storage)
@@ -85,14 +90,15 @@ def _checked(opened: Callable[[], BaseStorage], where: object) -> BaseStorage:
 
 
 def has_study(storage: BaseStorage, name: str) -> bool:
-    """Returns whether a storage has a study of that name."""
+    """Returns whether an Optuna ``storage`` already contains a study, the record of a sweep, with this ``name``."""
     return name in optuna.get_all_study_names(storage)
 
 
 def study_of(spec: SweepSpec) -> optuna.Study:
-    """Returns the study of a sweep for reading only, because another process may be writing it.
+    """Returns Optuna's record of a sweep (its "study"), which has all trials. It is for reading only, because another
+    process may be writing the record at the same time.
 
-    Raises :class:`UserError` if there is none, or if it can't be read.
+    Raises :class:`UserError` if there is no study, or if it can't be read.
     """
     where = spec.tune.storage or spec.folder / JOURNAL
     if isinstance(where, Path) and not where.exists():

@@ -31,18 +31,21 @@ VALUES, ERROR = "values", "error"
 
 
 class AskedTrial(NamedTuple):
-    """A trial that is to be run: its number in the study, and a value for each searched key."""
+    """A trial (one choice of values in a sweep) that is to be run: its ``number`` in the study, from 0, and its
+    ``values`` by dotted key."""
 
     number: int
     values: Values
 
 
 class Study:
-    """The search of one space, kept in the study ``name`` of ``storage``; an existing study is continued.
+    """The record of a sweep in Optuna: it chooses the values of new trials, and records how trials proceed and end. If
+    ``storage`` already has a study ``name``, that study is continued.
 
-    ``base`` has the keys that are not searched. ``directions`` says for each objective whether to maximize or minimize
-    it. ``first`` has values that are tried before any others. ``population`` is the size of a generation of NSGA-II;
-    the first generation is drawn at random. Raises ValueError if values of ``first`` are outside the space.
+    ``space`` has the searched keys, and ``base`` the keys that are not searched. ``directions`` says for each objective
+    whether to maximize or minimize it. ``first`` has values that are tried before any others. ``population`` is the
+    size of a generation of NSGA-II; the first generation is drawn at random. Raises ValueError if values of ``first``
+    are outside the space.
     """
 
     def __init__(
@@ -78,19 +81,20 @@ class Study:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """All trials by number, including those that are still queued."""
+        """All trials of the sweep in the form in which Optuna records them, by number, including those that are still
+        queued."""
         return self._study.get_trials(deepcopy=False)
 
     def best(self) -> list[FrozenTrial]:
         return best_trials(self._study)
 
     def count(self, *states: TrialState) -> int:
-        """Returns how many trials are in one of ``states``."""
+        """Returns how many trials are in one of the given ``states``, such as ``TrialState.PRUNED``."""
         return sum(trial.state in states for trial in self.trials)
 
     def ask(self) -> AskedTrial:
-        """Returns the next trial: one that was running when an earlier process died, else a queued one, else a new
-        one."""
+        """Chooses the next trial to run, and returns its number and values. A trial that was running when an earlier
+        process died comes first, then a trial that is queued, and then a trial with new values from the sampler."""
         if self._interrupted:
             frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
@@ -106,9 +110,11 @@ class Study:
         return AskedTrial(trial.number, values)
 
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
-        """Records the intermediate ``value`` of a running trial at each of ``steps``.
+        """Records the intermediate ``value`` of the objective of running trial ``number``, at each of ``steps``. A step
+        is a twentieth of a run; the steps of all runs of a trial are counted together, and the pruner compares trials
+        at equal steps.
 
-        Returns whether the trial should be pruned. Steps that are recorded already keep their values.
+        Returns whether the trial should be pruned (stopped early). Steps that are recorded already keep their values.
         """
         trial = self._running[number]
         # a trial that continued from a checkpoint may report steps that are recorded already
@@ -119,7 +125,7 @@ class Study:
         return bool(trial.should_prune())
 
     def complete(self, number: int, values: Sequence[float]) -> None:
-        """Records the end of a trial, with a value for each objective.
+        """Records that trial ``number`` has completed. ``values`` has the final value of each objective.
 
         Values that are not finite become the worst possible ones, because Optuna refuses NaN.
         """
@@ -129,35 +135,39 @@ class Study:
         self._study.tell(self._running.pop(number), ends)
 
     def prune(self, number: int) -> None:
-        """Records that a trial was pruned. Its last intermediate value becomes its value."""
+        """Records that trial ``number`` was pruned (stopped early). Its last intermediate value becomes its final
+        value."""
         self._study.tell(self._running.pop(number), state=TrialState.PRUNED)
 
     def fail(self, number: int, error: str) -> None:
-        """Records that a trial failed with ``error``."""
+        """Records that trial ``number`` failed. ``error`` is the text of the error."""
         trial = self._running.pop(number)
         trial.set_user_attr(ERROR, error)
         self._study.tell(trial, state=TrialState.FAIL)
 
     @property
     def failed(self) -> list[FrozenTrial]:
-        """The trials that failed and have not been queued again."""
+        """The trials that failed and that :meth:`retry_failed` has not queued again."""
         again = {trial.user_attrs.get("retries") for trial in self.trials}
         failed = [trial for trial in self.trials if trial.state == TrialState.FAIL and VALUES in trial.user_attrs]
         return [trial for trial in failed if trial.number not in again]
 
     def retry_failed(self) -> int:
-        """Queues the values of each trial in ``failed`` as a new trial. Returns how many trials were queued."""
+        """Queues a new trial with the same values for each failed trial that has not been queued again before. Returns
+        how many trials were queued."""
         failed = self.failed
         for trial in failed:
             self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
         return len(failed)
 
     def wanted(self, trials: int) -> int:
-        """Returns the total number of trials of a sweep of ``trials`` trials, to which each retry adds one."""
+        """Returns the total number of trials of a sweep: the ``trials`` that the user asked for, and one more for each
+        failed trial that was queued again."""
         return trials + sum("retries" in trial.user_attrs for trial in self.trials)
 
     def left(self, trials: int) -> int:
-        """Returns how many trials :meth:`ask` must still return in a sweep of ``trials`` trials."""
+        """Returns how many trials still have to be started in a sweep for which the user asked for ``trials`` trials.
+        Trials that were interrupted count, because they are started again."""
         begun = len(self.trials) - self.count(TrialState.WAITING)
         return max(0, self.wanted(trials) - begun) + len(self._interrupted)
 
@@ -175,12 +185,13 @@ class Study:
 
 
 def sampled_values(trial: FrozenTrial) -> Values:
-    """Returns the values that were sampled for a trial that has been started."""
+    """Returns the values that the sampler chose for a trial of Optuna, by dotted key. Only a trial that has been
+    started has such values."""
     return dict(json.loads(trial.user_attrs[VALUES]))
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns the best trial, or with several objectives the trials on the Pareto front.
+    """Returns a list with the best trial of a study. With several objectives it has all trials on the Pareto front.
 
     The first of equally good trials counts as the best. The list is empty while no trial has completed with finite
     values.
@@ -193,5 +204,5 @@ def best_trials(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def is_finite(trial: FrozenTrial) -> bool:
-    """Returns whether all values of a completed trial are finite, which they are not if the trial diverged."""
+    """Returns whether all objectives of a completed trial have finite values. False means that the trial diverged."""
     return all(map(math.isfinite, trial.values))

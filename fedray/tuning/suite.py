@@ -62,11 +62,12 @@ OF_OPTIMIZERS = (
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite, read from its file.
+    """A suite, a fair comparison of algorithms, as read from its file. Each algorithm is tuned by a sweep, and the best
+    trials run again on fresh seeds.
 
-    ``specs`` has a sweep for each algorithm, and ``seeds`` is the number of fresh seeds on which their best trials run
-    again. ``baseline`` is the sweep with whose winner the others are compared. ``notes`` are lines for the user about
-    settings that are the same for all algorithms, and settings that are not.
+    ``specs`` has the sweep of each algorithm, and ``seeds`` is the number of fresh seeds. ``baseline`` is the sweep
+    with whose best trial the best trials of the others are compared. ``notes`` are lines for the user about settings
+    that are the same for all algorithms, and settings that are not.
     """
 
     name: str
@@ -81,11 +82,12 @@ class Suite:
 
     @property
     def finals(self) -> list[Final]:
-        """The configurations that run on fresh seeds: the best trial of each sweep, and perhaps a variant of the
-        baseline's.
+        """The configurations that run on fresh seeds: the best trial of each sweep, and perhaps the baseline's best
+        trial a second time, with the public samples distributed among its clients.
 
-        If the server of some algorithm trains on a public set that the baseline does not use, the baseline also runs
-        with the public samples distributed among its clients, so that both train on the same labelled samples.
+        The second configuration of the baseline is there if the server of some algorithm trains on a public set
+        (samples that belong to no client) and the baseline does not use the public set. With it the baseline trains on
+        the same labelled samples as that algorithm.
         """
         finals, base = [Final(spec) for spec in self.specs], self.baseline.base
         is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
@@ -97,7 +99,8 @@ class Suite:
         return finals
 
     def write_record(self) -> None:
-        """Writes the file from which :func:`suite_of_folder` knows that the sweeps in the folder are a suite."""
+        """Writes suite.yaml into the folder of the suite. It names the algorithms, the baseline and the number of fresh
+        seeds, so that :func:`suite_of_folder` can read the suite from its folder."""
         algorithms = [label_of(spec) for spec in self.specs]
         record = {"algorithms": algorithms, "baseline": label_of(self.baseline), "seeds": self.seeds}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -105,9 +108,9 @@ class Suite:
 
 
 def suite_of_folder(folder: Path) -> Suite:
-    """Returns the suite that has been run in ``folder``.
+    """Returns the suite that has been run in ``folder``, as recorded there, for a report about its results.
 
-    Raises :class:`UserError` if its record or that of one of its sweeps is missing or damaged.
+    Raises :class:`UserError` if the record of the suite or of one of its sweeps is missing or damaged.
     """
     values = read_file(folder / SUITE_RECORD)
     if not {"algorithms", "baseline", "seeds"} <= values.keys():
@@ -121,15 +124,15 @@ class _Seeds(Section):
 
 
 def known_suites() -> dict[str, Path]:
-    """Returns the paths of the suites that come with fedray, by name."""
+    """Returns the paths of the suite files that come with fedray, by the names that ``fedray tune --suite`` accepts."""
     return {path.stem: path for path in sorted((SPACES / "suites").glob("*.yaml"))}
 
 
 def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
-    """Returns the suite in a file. ``name`` is the file's path, or the name of a suite that comes with fedray.
+    """Reads a suite from its file. ``name`` is the file's path, or the name of a suite that comes with fedray.
 
-    ``overrides`` are texts ``key=value`` for its base or for ``tune.*``, and apply to all algorithms. Raises
-    :class:`UserError` if there is a mistake in a file or the overrides.
+    ``overrides`` are texts ``key=value`` that replace keys of the suite's base or of ``tune.*`` for all algorithms.
+    Raises :class:`UserError` if there is a mistake in a file or the overrides.
     """
     path = find_file(name, known_suites(), "suite")
     values, where = read_file(path), f"{path}: "
@@ -170,7 +173,8 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
 
 @dataclass(frozen=True)
 class _Common:
-    """The settings that all algorithms of a suite share. ``overrides`` are those of the command line."""
+    """The settings in a suite's file that all algorithms share: its sections base, space and tune. ``overrides`` are
+    the keys that the command line sets."""
 
     base: Mapping[str, Any]
     space: Mapping[str, Any]
@@ -178,18 +182,24 @@ class _Common:
     overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Returns whether ``key`` is a hyper-parameter of an algorithm or optimizer that the suite neither sets nor
-        searches."""
+        """Returns whether a space file of an algorithm may decide ``key``: it is a hyper-parameter of the algorithm or
+        an optimizer, and the suite neither sets nor searches it."""
         is_of_algorithm = key.startswith("algorithm.") or key in OF_OPTIMIZERS
         return is_of_algorithm and not any(key in keys for keys in (self.base, self.space, self.overrides))
 
     def left_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the items of ``keys`` that the suite leaves to each algorithm."""
+        """Returns those items of ``keys``, a dict by dotted key, that the suite leaves to the space file of each
+        algorithm."""
         return {key: value for key, value in keys.items() if self.leaves(str(key))}
 
 
 def _sweep_of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
-    """Returns the sweep of one algorithm, and the keys that its space file searches but the sweep does not."""
+    """Returns the sweep of one algorithm in a suite, and the keys that the algorithm's space file searches but the
+    sweep does not.
+
+    ``name`` is the path or name of the space file, ``prefix`` the suite's name with a slash, and ``suite`` the path of
+    the suite's file, beside which the space file is looked for first.
+    """
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
     values, where = read_file(path), f"{path}: "
@@ -219,12 +229,13 @@ def _algorithm_of(spec: SweepSpec) -> type[Algorithm]:
 
 
 def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
-    """Returns the sweeps with the same model head, weighting and public set, as far as the suite does not set these.
+    """Returns the sweeps of a suite with the same model head, weighting and public set, as far as the suite does not
+    set these.
 
     With ``auto``, some algorithms put a projection head on the model, weight clients as in their paper, or hold out
     samples for the server. In a suite all get the smallest head with which each can work, weights by numbers of
-    samples, and the data source's public set if any algorithm needs one. The second value has a line for the user
-    about each setting that some of the algorithms would not have by default.
+    samples, and the data source's public set if any algorithm needs one. The second value has a line for the user about
+    each setting that some of the algorithms would not have by default.
     """
     from fedray.data.sources.source import source_of
     from fedray.models.heads import DEFAULT
@@ -254,8 +265,8 @@ def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[s
 
 
 def _notes_on_optimizers(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
-    """Returns a line for each hyper-parameter of the optimizers that space files set or search, with the value of each
-    algorithm."""
+    """Returns lines for the user of a suite: one for each hyper-parameter of the optimizers that some space files set
+    or search, with its value for each algorithm."""
     defaults = flat(load({}).model_dump())
     notes = []
     for key in filter(common.leaves, OF_OPTIMIZERS):
@@ -283,10 +294,11 @@ def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str
 def run_suite(
     suite: Suite, view: View | None = None, retry_failed: bool = False
 ) -> Literal["completed", "incomplete", "interrupted"]:
-    """Runs a suite to its end, or continues one that was stopped or killed.
+    """Runs a suite to its end, or continues one that was stopped or killed: first the sweeps of all algorithms, then
+    the best trial of each on fresh seeds.
 
     Args:
-        suite: What :func:`read_suite` has read.
+        suite: The suite, as :func:`read_suite` returns it.
         view: Shows the progress; None shows nothing.
         retry_failed: Whether trials that failed in an earlier call run once more.
 

@@ -28,11 +28,12 @@ REACHED = ("target", "reached", "rounds_to", "rounds_bound", "bytes_to", "bytes_
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of the table: an algorithm with fixed hyper-parameters, run once for each of several seeds.
+    """The runs from which one row of a suite's table is computed: an algorithm with fixed hyper-parameters, run once
+    for each of several seeds.
 
-    ``folders`` has the run folder of each seed; the runs need not come from a sweep. ``measure`` is the metric by which
-    rows are compared; in the table its column is always called ``accuracy``. ``facts`` are further columns of the
-    table; a fact with the name of a computed column replaces it.
+    ``label`` names the row. ``folders`` has the run folder of each seed; the runs need not come from a sweep.
+    ``measure`` is the metric by which rows are compared; in the table its column is always called ``accuracy``.
+    ``facts`` are further columns of the table, by name; a fact with the name of a computed column replaces it.
     """
 
     label: str
@@ -42,7 +43,8 @@ class Row:
 
     @cached_property
     def runs(self) -> list[RecordedRun]:
-        """The runs in ``folders``. Raises :class:`UserError` for a folder that is damaged."""
+        """The runs in ``folders``, read from disk: their settings and their results in each round. Raises
+        :class:`UserError` for a folder that is damaged."""
         return [_read(folder) for folder in self.folders]
 
 
@@ -54,17 +56,19 @@ def _read(folder: Path) -> RecordedRun:
 
 
 def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None) -> pd.DataFrame:
-    """Returns a table with a line for each row, the best first.
+    """Computes the table of a suite: a DataFrame with a row for each of ``rows``, the best first.
 
-    ``baseline`` is the label of the row with which the others are compared. If ``target`` is None, the target is the
-    mean accuracy of the baseline, or the worst mean of all rows if the baseline has none.
+    ``baseline`` is the label of the row with which the others are compared. ``target`` is the value of the metric whose
+    cost is shown. None stands for the mean accuracy of the baseline, or, if the baseline has none, for the worst mean
+    of all rows.
 
     Runs that diverged are counted, but do not enter any mean, because they have no final accuracy and no cost of a
     whole run. Columns, in addition to the facts of each row:
 
+    - ``algorithm``: the label of the row.
     - ``seeds``: how many runs there are; ``seeds_diverged``: how many of them diverged.
-    - ``accuracies``: the final accuracies of the runs that ended; ``accuracy``, ``margin``: their mean and the margin
-      of its 95 % interval.
+    - ``accuracies``: the final accuracies of the runs that ended, as a tuple; ``accuracy``, ``margin``: their mean and
+      half the width of its 95 % interval.
     - ``bytes``, ``rounds``: the cost of a whole run, as means over the runs that ended.
     - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: the cost of reaching it;
       ``rounds_bound``, ``bytes_bound``: lower bounds of these costs where they are infinite

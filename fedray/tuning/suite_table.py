@@ -39,10 +39,11 @@ NOTES = (
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
-    """Returns a table with a line for each of :func:`suite_rows`, the best first.
+    """Returns the results of a suite as a DataFrame with exact numbers: a row for each algorithm's best trial on the
+    fresh seeds (:func:`suite_rows`), the best first.
 
-    :func:`fedray.tuning.suite_rows.compare_rows` describes its columns. The target is the last of run.targets, or the
-    mean accuracy of the baseline if there are none.
+    :func:`fedray.tuning.suite_rows.compare_rows` describes its columns. The target, the metric value whose cost is
+    shown, is the last of run.targets, or the mean accuracy of the baseline if there are none.
     """
     return _compared(suite, suite_rows(suite))
 
@@ -53,18 +54,19 @@ def _compared(suite: Suite, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def suite_rows(suite: Suite) -> list[Row]:
-    """Returns the rows of the table: one for each final of the suite.
+    """Returns the runs and facts from which the suite's table is computed: a :class:`Row` for each configuration that
+    runs on fresh seeds (``suite.finals``).
 
-    If an algorithm's server trains a representation model, a further row shows the results of this model alone, in the
-    same runs. The facts of a row are:
+    If an algorithm's server trains a representation model (as in pFedMo), a further row shows the results of this model
+    alone, in the same runs. The facts of a row are:
 
     - ``trials``: how many trials were begun; ``complete``, ``pruned``, ``diverged``, ``failed``: how many ended so.
     - ``seeds_asked``: the number of fresh seeds.
     - ``winner``: the number of the best trial; ``validation``: its value of the objective, which is left out for a
-      final with changed keys.
+      configuration with changed keys.
     - ``with``: its sampled values, and the hyper-parameters of the optimizers that differ between the algorithms.
-    - ``parameters`` of its model, ``weighting`` of its clients, and ``public_samples`` that were trained on
-      (:func:`~fedray.results.unequal.public_samples`).
+    - ``parameters``: the number of parameters of its model; ``weighting``: how its clients are weighted;
+      ``public_samples``: how many public samples were trained on (:func:`~fedray.results.unequal.public_samples`).
     """
     rows = []
     differ = [key for key in OF_OPTIMIZERS if len({spec.base.get(key) for spec in suite.specs}) > 1]
@@ -95,7 +97,8 @@ def suite_rows(suite: Suite) -> list[Row]:
 
 
 def write_suite(suite: Suite) -> list[Path]:
-    """Writes suite.csv, suite.md and curves.png in the suite's folder, and returns their paths."""
+    """Writes the results of a suite into its folder: suite.csv (exact numbers), suite.md (a table for readers) and
+    curves.png (the metric over the iterations). Returns the three paths."""
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
     rows = suite_rows(suite)
     table = _compared(suite, rows)
@@ -108,7 +111,11 @@ def write_suite(suite: Suite) -> list[Path]:
 
 
 def suite_for_people(suite: Suite) -> tuple[pd.DataFrame, str]:
-    """Returns the table in a readable form, and the paragraph under it, which explains its numbers."""
+    """Returns the suite's table in a readable form, and the paragraph under the table, which explains its numbers.
+
+    The table has a row for each row of :func:`suite_table`, and titles as columns. Accuracies are in percent and bytes
+    in megabytes, and intervals stand beside their means, as in ``91.20 ± 0.35``.
+    """
     rows = suite_rows(suite)
     return _with_notes(suite, rows, _compared(suite, rows))
 
@@ -125,7 +132,8 @@ def _spaced(values: Any) -> str:
 
 
 def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measure: Measure) -> pd.DataFrame:
-    """Returns the table in a readable form: accuracies in percent, bytes in megabytes, intervals beside means.
+    """Returns the suite's table in a readable form, with texts as cells: accuracies in percent, bytes in megabytes,
+    intervals beside means.
 
     ``objective`` is the objective by which trials were compared; None if no sweep has begun.
     """
@@ -179,7 +187,7 @@ def _difference(row: dict[str, Any], baseline: str, scale: float) -> str:
 
 
 def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: Measure) -> str:
-    """Returns the paragraph under the table, which explains its numbers."""
+    """Returns the paragraph under the suite's table, which explains its numbers."""
     has_baseline = bool(table.loc[table["algorithm"] == baseline, "accuracy"].notna().any())
     tests = int(table["p"].notna().sum()) if "p" in table else 0
     lines = [
@@ -208,10 +216,11 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: M
 
 
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws the mean accuracy (or other main metric) of each row over its iterations, with its interval as a band.
+    """Draws the main metric on the test set over the iterations: for each of ``rows``, the mean over its runs as a
+    line, and the 95 % interval of the mean as a band.
 
-    The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them. No
-    panel has more than nine lines.
+    The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them. If
+    there are more than nine rows, the picture has several panels.
     """
     measure = rows[0].measure if rows else Measure()
     panels = []

@@ -20,11 +20,13 @@ from fedray.util.files import write_whole
 
 @dataclass
 class RunningTrial:
-    """The progress of a running trial.
+    """The progress of a trial (one choice of values in a sweep) that is running now, for the progress display and the
+    pruner.
 
-    ``values`` has the sampled values. ``finals`` has, for each run that has ended, its last value of each objective.
-    ``value`` is the mean of the first objective over the runs so far. ``step`` is the last step of the axis that was
-    reached, counted over all runs.
+    ``values`` has the sampled values by dotted key. ``finals`` has a list for each of the trial's runs that has ended,
+    with the last value of each objective. ``value`` is the mean of the first objective over the runs so far, of which
+    the last may still be running. ``step`` says how far the trial is, in twentieths of a run over all of its runs.
+    ``diverged`` says that one of the runs diverged.
     """
 
     values: Values
@@ -35,20 +37,22 @@ class RunningTrial:
 
 
 class SweepView(Protocol):
-    """Receives the events of a sweep. :class:`fedray.tuning.view.View` shows them to the user."""
+    """The protocol of objects that are told what happens in a sweep (a search over hyper-parameters), usually to show
+    it to the user, as :class:`fedray.tuning.view.View` does."""
 
     def say(self, line: str) -> None:
-        """Receives a line for the user."""
+        """Called with a ``line`` of text for the user."""
 
     def progress(self) -> None:
-        """Called when a running trial has reached a further step."""
+        """Called when one of the running trials has reached a further step, that is, 5 % more of a run."""
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """Called when a trial of ``sweep`` has ended. ``how`` is complete, pruned, diverged or failed."""
+        """Called when trial ``number`` of ``sweep`` has ended. ``trial`` has its values and results, and ``how`` is
+        complete, pruned, diverged or failed."""
 
 
 class NoView:
-    """A :class:`SweepView` that shows nothing."""
+    """A :class:`SweepView` that shows nothing. A sweep has it until another view is set."""
 
     def say(self, line: str) -> None: ...
 
@@ -58,11 +62,13 @@ class NoView:
 
 
 class Sweep:
-    """A source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that records their results in a study.
+    """A sweep that is running. It is a source of trials (:class:`~fedray.tuning.trial_source.TrialSource`): it hands
+    out the next trials, and records the results of the running ones in ``study``.
 
-    ``base`` is the configuration of all trials without the searched keys, as dotted keys. ``engine`` has the settings
-    ``engine.*`` that depend on the cluster. ``total`` is the number of trials, and ``budget`` the amount of the
-    pruner's axis that a whole run takes. ``notes`` are lines for the user that are shown before the sweep starts.
+    ``base`` is the configuration of all trials without the searched keys, as dotted keys. The attribute ``engine`` has
+    the settings ``engine.*`` that depend on the cluster. ``total`` is the number of trials, and ``budget`` is how much
+    of the pruner's axis (rounds, bytes or FLOPs) a whole run takes. ``notes`` are lines for the user that are shown
+    before the sweep starts.
     """
 
     def __init__(
@@ -85,11 +91,12 @@ class Sweep:
 
     @property
     def finished(self) -> bool:
-        """Whether all trials have ended."""
+        """Whether all trials of the sweep have ended."""
         return self.exhausted and not self.running
 
     def introduction(self, max_concurrent_trials: int) -> str:
-        """Returns a line that says what will be run."""
+        """Returns the line that is shown when the sweep starts, such as ``mine: 20 trials of fedprox, 5 done before, 4
+        at once, tpe -> sweeps/mine``. The argument is the number of trials at once."""
         done = self.study.count(*ENDED)
         return (
             f"{self.name}: {self.study.wanted(self.total)} trials of {self.base.get('algorithm.name', 'pfedmo')}"
@@ -105,7 +112,8 @@ class Sweep:
         return self._assignment(asked.number, asked.values)
 
     def fraction_done(self, trial: RunningTrial) -> float:
-        """Returns the part of the axis that a running trial has completed, from 0 to 1."""
+        """Returns how much of the running ``trial`` is done, from 0 to 1, over all of its runs, for the progress
+        display."""
         return trial.step / (STEPS * self.spec.tune.seeds)
 
     def _assignment(self, number: int, values: Values) -> Assignment:
@@ -157,7 +165,8 @@ class Sweep:
         return self._record_steps(number, trial, [(message.run + 1) * STEPS], may_stop=True)
 
     def _record_steps(self, number: int, trial: RunningTrial, steps: Sequence[int], may_stop: bool) -> bool:
-        """Records the value of a running trial at ``steps``, and returns whether the pruner stops it."""
+        """Records the objective's value of running trial ``number`` at ``steps``, which count its progress, and returns
+        whether the pruner stops the trial. With ``may_stop`` false it does not."""
         trial.step = steps[-1]
         stop = len(self.objectives) == 1 and self.study.report(number, steps, trial.value) and may_stop
         if stop:
@@ -172,7 +181,8 @@ class Sweep:
         self.view.say(f"{self.name}: trial {key}: {error}; it continues from its last checkpoint")
 
     def trial_failed(self, key: str, error: str) -> None:
-        """Records a failed trial in the study, and its error in the file error.txt of its folder."""
+        """Records in the study that trial number ``key`` failed, and writes ``error`` to error.txt in the folder of the
+        trial."""
         number = int(key)
         folder = self.spec.trial_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,10 +195,10 @@ class Sweep:
         self.view.ended(self, number, self.running.pop(number), how)
 
     def write_best(self) -> None:
-        """Writes the configuration of the best trial to best.yaml, which ``fedray run`` can run.
+        """Writes the configuration of the best trial to best.yaml in the sweep's folder. ``fedray run`` can run it.
 
-        With several objectives there is a file for each trial on the Pareto front. Files of earlier best trials are
-        removed.
+        With several objectives there is a file such as best-0007.yaml for each trial on the Pareto front. Files of
+        earlier best trials are removed.
         """
         best = self.study.best()
         single = len(self.objectives) == 1

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Assignment(NamedTuple):
-    """A trial as it is sent to a process.
+    """A trial (one choice of values in a sweep) in the form in which it is sent to the process that runs it.
 
     ``key`` names the trial within its source. ``runs`` has a configuration (dotted keys) for each seed. The trial
-    reports a round if ``objective`` was evaluated in it and the round reached a further step of ``axis``. ``budget`` is
-    the amount of that axis that a whole run takes.
+    reports a round if ``objective`` was evaluated in this round and the run has reached a further step, a twentieth of
+    ``budget``. ``budget`` is how much of ``axis`` (rounds, bytes or flops) a whole run takes.
     """
 
     key: str
@@ -36,10 +36,11 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A message that a round was evaluated.
+    """A message that a running trial sends to its source: a round of one of the trial's runs was evaluated.
 
-    ``run`` is the position of its run in the assignment, ``steps`` are the steps of the axis that this round was the
-    first to reach, and ``row`` is its row of metrics.csv. ``is_last`` marks the last round of the trial's last run.
+    ``run`` is the position of the run among the trial's runs, from 0. ``steps`` are the steps (twentieths of the run)
+    that this round was the first to reach. ``row`` is the round's row of metrics.csv. ``is_last`` marks the last round
+    of the trial's last run.
     """
 
     run: int
@@ -49,7 +50,8 @@ class Round(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """A message that the run at position ``run`` ended with ``status``. ``row`` is its last row of metrics.csv."""
+    """A message that a running trial sends to its source: one of the trial's runs, that at position ``run``, has ended
+    with ``status``, such as "completed" or "diverged". ``row`` is the run's last row of metrics.csv."""
 
     run: int
     status: str
@@ -57,7 +59,7 @@ class RunEnd(NamedTuple):
 
 
 class TrialEnd(NamedTuple):
-    """The last message of a trial: it has ended.
+    """The last message of a trial: the trial has ended.
 
     ``error`` says why the trial failed, and is None if it did not fail. ``interrupted`` says that the user stopped the
     program; the trial then has a checkpoint, from which it continues when the program is started again.
@@ -77,12 +79,14 @@ Reporter = Callable[[Message], bool]
 def run_trial(
     assignment: Assignment, custom: CustomObjects, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
-    """Runs all runs of a trial, and returns its last message.
+    """Runs the runs of a trial one after another, in this process, and returns the trial's last message.
 
-    A run whose folder shows that it is finished is only reported, and a run that was interrupted continues from its
-    checkpoint. All runs are made from ``custom``. ``report`` is called with the other messages of the trial, and the
-    trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial ends there
-    and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
+    ``custom`` has the data set and the user's objects, with which all runs are made. ``report`` is called with the
+    other messages of the trial, and the trial ends if it returns True. ``interrupted`` is called after every round; if
+    it returns True, the trial ends there and keeps its checkpoint.
+
+    A run that is finished already is only reported, and a run that was interrupted continues from its checkpoint. Runs
+    that will not be continued delete their checkpoints.
     """
     from fedray.api import run_experiment
 
@@ -111,7 +115,7 @@ def run_trial(
 
 
 class TrialThread:
-    """A thread that runs a trial, and pauses at each message until the next one is asked for.
+    """A thread that runs a trial, and pauses at each message of the trial until the next message is asked for.
 
     Ray Tune asks for a trial's results one at a time, whereas a trial calls ``report`` whenever it has a result; the
     thread connects the two. It starts only with the first call of :meth:`next_message`, because Tune may create a
@@ -127,10 +131,12 @@ class TrialThread:
         self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
 
     def next_message(self) -> Message:
-        """Lets the trial compute until its next message, and returns the message.
+        """Lets the trial compute until its next message (a finished round, the end of a run, or the end of the trial),
+        and returns the message.
 
         The last message is a :class:`TrialEnd`, after which this must not be called again. Between two calls the trial
-        waits, so that it never computes further than Tune has seen. If the trial raises, the TrialEnd has the error.
+        waits, so that it never computes further than Tune has seen. If the trial raises an exception, the TrialEnd has
+        the error.
         """
         if self._thread.ident is None:
             self._thread.start()
@@ -139,7 +145,7 @@ class TrialThread:
         return self._messages.get()
 
     def stop(self) -> None:
-        """Stops the trial at the message that was returned last, and waits until it has ended.
+        """Stops the trial at the message that :meth:`next_message` returned last, and waits until the trial has ended.
 
         Does nothing if the trial has not begun.
         """

@@ -9,10 +9,11 @@ from fedray.tuning.trial import Assignment, Message
 
 
 class TrialSource(Protocol):
-    """Decides which trials run, and receives their reports.
+    """The protocol of objects that decide which trials run, and that receive the messages of these trials. A trial is
+    one choice of hyper-parameters, and a sweep is a source of trials.
 
-    Each trial has a key, which is part of its assignment. A source returns each trial only once. If the process of a
-    trial dies, the caller starts the same assignment again, and tells the source by :meth:`trial_lost`.
+    Each trial has a key, which is part of its :class:`Assignment`. A source returns each trial only once. If the
+    process of a trial dies, the caller starts the same assignment again, and tells the source by :meth:`trial_lost`.
     ``tests/tuning/test_trial_sources.py`` checks these rules for every source.
     """
 
@@ -21,33 +22,36 @@ class TrialSource(Protocol):
         """Whether :meth:`next_trial` will return no further trial, whatever the running trials report."""
 
     def next_trial(self) -> Assignment | None:
-        """Returns the next trial to run.
+        """Returns the next trial to run, as an :class:`Assignment`: its key and the configuration of each of its runs.
 
         None means that there is no trial now. There may be one later, unless the source is ``exhausted``.
         """
 
     def report(self, key: str, message: Message) -> bool:
-        """Receives a message of a running trial, and returns whether that trial must stop.
+        """Receives a ``message`` of the running trial ``key``, such as the metrics of a round, and returns whether that
+        trial must stop.
 
-        For its source, a trial ends with its :class:`~fedray.tuning.trial.TrialEnd`, or when this returns True.
+        For its source, a trial ends with its :class:`~fedray.tuning.trial.TrialEnd`, or when this method returns True.
         """
 
     def trial_lost(self, key: str, error: str) -> None:
-        """Prepares the source for the restart of a running trial, because its process died with ``error``.
+        """Called when the process of the running trial ``key`` died with ``error``, so that the source can prepare for
+        the trial's restart.
 
-        The trial continues from its last checkpoint. It repeats its reports since that checkpoint and the ends of runs
-        that had ended. The source must not count these messages twice.
+        The trial continues from its last checkpoint. It repeats its messages since that checkpoint, and the ends of
+        runs that had ended. The source must not count these messages twice.
         """
 
     def trial_failed(self, key: str, error: str) -> None:
-        """Ends a running trial that can't be completed because of ``error``."""
+        """Called when the running trial ``key`` can't be completed because of ``error``, a text. It ends the trial,
+        which is not started again."""
 
 
 class CombinedTrialSource:
-    """A source that combines several: each call returns a trial of the first source that has one.
+    """A source that combines several sources, so that one call of the runner runs the trials of all of them.
 
-    When the first source has no trial to start but some are still running, trials of the second one fill the free
-    places. A trial's key has the position of its source and its key there, as in ``1/17``.
+    When the first source has no trial to start but some of its trials are still running, trials of the second source
+    fill the free places. A trial's key consists of the position of its source and its key there, as in ``1/17``.
     """
 
     def __init__(self, sources: Sequence[TrialSource]) -> None:

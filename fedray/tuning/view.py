@@ -27,7 +27,8 @@ TABLE_SECONDS = 0.2
 
 
 class View:
-    """Shows several sweeps on one console. With ``quiet`` it shows nothing, and passes the lines to ``warn``.
+    """Shows the progress of several sweeps on one console: as a table on a terminal, and elsewhere as a line per trial.
+    With ``quiet`` it shows nothing, and passes lines for the user to ``warn``, a function.
 
     It implements :class:`~fedray.tuning.sweep.SweepView`, whose docstrings say when its methods are called.
     """
@@ -43,7 +44,8 @@ class View:
         self._shown = 0.0
 
     def say(self, line: str) -> None:
-        """Prints a line, above the table if there is one."""
+        """Prints a line, above the table of trials if one is shown. With ``quiet``, the line is passed to ``warn``
+        instead."""
         if self.quiet:
             self.warn(line)
         else:
@@ -51,7 +53,8 @@ class View:
             console.print(printable(line, console), markup=False)
 
     def start(self, sweeps: Sequence[Sweep]) -> None:
-        """Begins to show the trials of ``sweeps``. The remaining time is estimated from the pace since this call."""
+        """Begins to show the trials of ``sweeps``. The remaining time is estimated from how much was done since this
+        call."""
         self.sweeps, self._start_time = sweeps, time.monotonic()
         self._shown = self._start_time
         if not self.quiet and self.console.is_terminal:
@@ -61,14 +64,15 @@ class View:
             self.progress()
 
     def stop(self) -> None:
-        """Shows the table a last time, and leaves it on the terminal."""
+        """Shows the table of trials a last time, and leaves it on the terminal."""
         if self._live:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
             self._live = None
 
     def progress(self) -> None:
-        """Shows the progress of the running trials, unless it was shown a moment ago."""
+        """Shows how far the running trials are, but at most once in a while (every 0.2 s in a table, every minute as a
+        line), so that it can be called often."""
         now = time.monotonic()
         if now - self._shown < (TABLE_SECONDS if self._live else LINE_SECONDS):
             return
@@ -82,7 +86,8 @@ class View:
                 self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._time_left()}")
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """Shows that a trial has ended, and its value. ``how`` is complete, pruned, diverged or failed."""
+        """Shows that trial ``number`` of ``sweep`` has ended, with the value of its objective and its sampled values.
+        ``how`` is complete, pruned, diverged or failed."""
         self._ended += 1
         if self._live:
             self._shown = 0.0
@@ -93,7 +98,8 @@ class View:
         self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._time_left()}")
 
     def _time_left(self) -> str:
-        """Estimates the remaining time from the work done so far. Returns an empty text before any trial has begun."""
+        """Returns the estimated remaining time as text, such as ``  2:10 left``, or an empty text before any trial has
+        begun."""
         begun = [sweep.fraction_done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
         done = self._ended + sum(begun)
         left = sum(sweep.study.left(sweep.total) for sweep in self.sweeps) + sum(1 - part for part in begun)
@@ -120,13 +126,13 @@ def _empty_table(*titles: str) -> Table:
 
 
 def _counts(sweep: Sweep) -> str:
-    """Returns the number of a sweep's trials that have ended, and of all trials: ``3/30``."""
+    """Returns how many trials of a sweep have ended, of how many in total, as text: ``3/30``."""
     return f"{sweep.study.count(*ENDED)}/{sweep.study.wanted(sweep.total)}"
 
 
 def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
-    """Returns the best value so far, its trial and its sampled values. With several objectives it returns the size of
-    the Pareto front, and two empty texts."""
+    """Returns the cells of the progress table about a sweep's best trial: its value, its number and its sampled values.
+    With several objectives these are the size of the Pareto front, and two empty texts."""
     best = sweep.study.best()
     if not best:
         return "", "", ""
@@ -136,5 +142,6 @@ def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-    """Returns sampled values in one line, with four digits: ``train.lr=0.03162, train.local_steps=5``."""
+    """Returns sampled values in one line, as they are shown to the user: numbers with four digits, as in
+    ``train.lr=0.03162, train.local_steps=5``."""
     return ", ".join(f"{k}={value:.4g}" if isinstance(value, float) else f"{k}={value}" for k, value in values.items())
