@@ -249,6 +249,8 @@ def test_models_say_on_which_devices_bits_are_promised(capsys, monkeypatch):
 
 
 def test_the_table_of_bits_has_every_model():
+    # a GPU is lent for a while only: `fedray models` says of which models nothing is known there
+    assert measured()["cpu"]["models"].keys() >= MODELS.keys()
     for facts in measured().values():
-        assert facts["models"].keys() >= MODELS.keys()
+        assert facts["models"].keys() <= MODELS.keys()
         assert all(own.keys() == set(facts["precisions"]) for own in facts["models"].values())
