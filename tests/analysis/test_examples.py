@@ -61,7 +61,7 @@ def test_fedavg_pfedmo(tmp_path):
     assert {"fedavg", "pfedmo"} <= set(page.read_text().replace("<", " ").replace(">", " ").split())
 
 
-@pytest.mark.parametrize("model", ["LSTM", "Transformer"])
+@pytest.mark.parametrize("model", ["LSTM", pytest.param("Transformer", marks=pytest.mark.slow)])
 def test_shakespeare(model, tmp_path):
     module, file = example("shakespeare"), data("tinyshakespeare/input.txt")
     short = {**SHORT, "run.rounds": 6, "run.eval_every": 2, "run.output": str(tmp_path)}
@@ -107,6 +107,7 @@ def test_clothes(tmp_path):
     assert result.summary["final"] == pytest.approx(float(2 * (found & real).sum() / (found.sum() + real.sum())))
 
 
+@pytest.mark.slow
 def test_tiny_imagenet(tmp_path):
     module, folder = example("tiny_imagenet"), data("tiny-imagenet-200")
     short = {

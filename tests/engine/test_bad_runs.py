@@ -190,12 +190,17 @@ def command(*arguments):
     return [sys.executable, str(PROGRAM), *FAST, *arguments]
 
 
-def test_no_cluster_and_no_gpu():
-    """A run with a Ray of its own says at once what that lacks, and does not wait where nobody listens."""
+@pytest.mark.slow
+def test_no_gpu():
+    """A run with a Ray of its own says at once what that lacks."""
     ours = command("engine.kind=ray", "engine.gpus_per_actor=1000", "engine.address=local")
     ended = subprocess.run(ours, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 2
     assert re.fullmatch(r"fedray: engine.actors=1 of 1 CPU and 1000 GPU each; the cluster has .*\n", ended.stderr)
+
+
+def test_no_cluster():
+    """A run does not wait where nobody listens."""
     began = time.monotonic()
     ended = subprocess.run(
         command("engine.kind=ray", "engine.address=127.0.0.1:1"), capture_output=True, text=True, timeout=100

@@ -85,6 +85,7 @@ def test_what_auto_is_on_a_cluster(gpus, is_this_machine, usable, device, monkey
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, which torch can use")
+@pytest.mark.slow
 def test_a_gpu_that_ray_counts_and_torch_cannot_use(tmp_path):
     """It is on a node that is not the driver's, and asked for as one that works, up to where CUDA is needed."""
     program = [sys.executable, str(Path(__file__).parents[1] / "support" / "gpu_cluster.py"), str(tmp_path)]

@@ -37,6 +37,7 @@ sys.exit(main(["run", "algorithm.name=fedavg", "model.name=mlp", "model.hidden=[
 """
 
 
+@pytest.mark.slow
 def test_a_chunk_that_does_not_fit(tmp_path):
     """The sum is shown, and what is proposed does fit."""
     done = subprocess.run([sys.executable, "-c", HUNGRY, "64", str(tmp_path)], capture_output=True, text=True)

@@ -67,6 +67,7 @@ def other_folders() -> Iterator[None]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("other_folders")
 def test_a_second_try_is_made_in_another_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()

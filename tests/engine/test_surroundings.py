@@ -104,6 +104,7 @@ def test_a_user_without_a_home_folder(plain: str, tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.slow
 def test_ray_below_a_deep_folder_for_a_user_without_a_home_folder(plain: str, tmp_path: Path) -> None:
     """Paths of Ray's sockets would be longer than the 107 bytes that the system allows."""
     deep = tmp_path / ("deep" * 20)

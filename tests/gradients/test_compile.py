@@ -185,7 +185,7 @@ def test_what_a_gpu_needs_to_compile(monkeypatch):
 KEYS = {**SETTINGS, "algorithm.name": "fedavg", "engine.compile": True}
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_compiler_is_looked_for_on_every_node(tmp_path, kind):
     """In a process of its own, whose Ray has the same environment."""
     keys = [f"engine.kind={kind}", "engine.address=local", "engine.actors=1", "engine.compile=true", "run.rounds=1"]

@@ -3,9 +3,9 @@ fedray computes, or is refused in one line."""
 
 from __future__ import annotations
 
-import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,6 @@ from fedray.core.copying import copied
 from fedray.core.norms import unit_vectors
 from fedray.core.places import Places
 from fedray.core.seeds import Purpose, every_rng
-from fedray.engine import local_engine
-from fedray.engine.clients import Clients
-from fedray.engine.pool import LocalPool
-from fedray.engine.worker import Worker
 from fedray.gradients import recording
 from fedray.testing.pickling import pickling_workers
 from fedray.tracking.result import RunResult
@@ -148,16 +144,14 @@ class Plain:
 
 
 @pytest.fixture(scope="module")
-def plain(request: pytest.FixtureRequest) -> Any:
+def plain() -> Any:
     """Returns the final state of the plain loop, its loss and its accuracy, by the name of a module."""
-    found: dict[str, Any] = {}
 
+    @cache
     def of(name: str) -> Any:
-        if name not in found:
-            loop = Plain(name, initial(name))
-            loop.run()
-            found[name] = (loop.state(), *loop.evaluated(name))
-        return found[name]
+        loop = Plain(name, initial(name))
+        loop.run()
+        return (loop.state(), *loop.evaluated(name))
 
     return of
 
@@ -190,36 +184,25 @@ def assert_like_plain(result: RunResult, plain: Any, coarse: bool = False) -> No
     assert row["test_accuracy"] == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_module_is_trained_as_a_plain_loop_trains_it(tmp_path, name, plain):
-    result = run(tmp_path, name)
-    assert_like_plain(result, plain(name), ZOO[name].coarse)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns the run with which the other ways to make it are compared, by the name of a module."""
+    return cache(lambda name: run(tmp_path_factory.mktemp("whole"), name))
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_no_bit_depends_on_how_gradients_are_taken_or_on_the_worker(tmp_path, name, monkeypatch):
-    sha = run(tmp_path / "plain", name).summary["model_sha256"]
+def test_a_module_is_trained_as_a_plain_loop_trains_it(name, plain, whole):
+    assert_like_plain(whole(name), plain(name), ZOO[name].coarse)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_bit_depends_on_how_gradients_are_taken_or_on_the_workers(tmp_path, name, whole, monkeypatch):
+    sha = whole(name).summary["model_sha256"]
+    with pickling_workers(2):
+        assert run(tmp_path / "workers", name).summary["model_sha256"] == sha
     monkeypatch.setattr(recording, "FIRST", 1)
     assert run(tmp_path / "replayed", name, engine__replay=True).summary["model_sha256"] == sha
     assert run(tmp_path / "auto", name, engine__replay="auto").summary["model_sha256"] == sha
-    monkeypatch.setattr(local_engine, "LocalPool", TwoWorkers)
-    assert run(tmp_path / "two", name).summary["model_sha256"] == sha
-
-
-class TwoWorkers(LocalPool):
-    """Two workers that do tasks in turn, each with a module of its own, and whose results are pickled."""
-
-    slots = 2
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        clients = worker.clients
-        other = Worker(Clients(clients.experiment, clients.data, self.states, fetch=lambda handle: handle.value))
-        self.workers = [worker, other]
-
-    def map(self, tasks: Sequence[Any], sticky: bool = False) -> Iterator[tuple[Any, Any]]:
-        for number, task in enumerate(reversed(tasks)):
-            yield task, pickle.loads(pickle.dumps(self.workers[number % 2].run(task)))
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -235,8 +218,8 @@ def test_a_module_is_stacked_rightly_or_not_at_all(tmp_path, name, plain):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_saved_model_is_the_one_that_was_evaluated_and_a_resumed_run_ends_as_others(tmp_path, name):
-    whole = run(tmp_path / "whole", name)
+def test_a_saved_model_is_the_one_that_was_evaluated_and_a_resumed_run_ends_as_others(tmp_path, name, whole):
+    whole = whole(name)
     begun = run(tmp_path / "begun", name, run__rounds=1, run__name="it")
     assert begun.summary["rounds"] == 1
     assert run(tmp_path / "begun", name, run__name="it").summary["model_sha256"] == whole.summary["model_sha256"]
@@ -275,11 +258,3 @@ def test_what_cannot_be_trained_is_one_line(tmp_path, name):
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_module_is_compiled_rightly_or_not_at_all(tmp_path, name, plain):
     assert_like_plain(run(tmp_path, name, engine__compile=True), plain(name), ZOO[name].coarse)
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_the_same_bits_on_any_workers(tmp_path, name):
-    sha = run(tmp_path / "local", name).summary["model_sha256"]
-    for workers in (1, 2):
-        with pickling_workers(workers):
-            assert run(tmp_path / str(workers), name).summary["model_sha256"] == sha

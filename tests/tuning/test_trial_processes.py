@@ -181,6 +181,7 @@ def test_four_trials_at_once_with_client_actors_twenty_times(ray_cluster, tmp_pa
         assert states(go(tmp_path / str(turn), *nested).folder) == ["complete"] * 4
 
 
+@pytest.mark.slow
 def test_a_client_actor_of_a_trial_is_killed(undisturbed, tmp_path):
     """Another actor takes its place within the trial's own resources, as there are no others."""
     nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")

@@ -147,6 +147,7 @@ def test_whatever_the_file_is_called(tmp_path: Path, stem: str) -> None:
     assert (tmp_path / "runs" / f"{stem}_Mine-sample" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_nor_in_the_processes_of_ray(tmp_path: Path) -> None:
     """Ray puts the working directory first where its workers look for modules, before Python's own: neither a trial nor
     a client actor may find these there."""
