@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pairs import pairwise
 
 from fedray.algorithms import known_algorithms
 from fedray.config import load
@@ -84,20 +85,21 @@ def simulate(folder, label, settings):
     return run
 
 
-@pytest.fixture(scope="module", params=LOCAL)
-def local(request):
+CASES = [
+    pytest.param(each.values, marks=each.marks, id="-".join(each.values))
+    for each in pairwise(list(ALGORITHMS), list(PARTICIPATION), list(LOCAL))
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=PARTICIPATION)
-def participation(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", params=ALGORITHMS)
-def run(request, participation, local, tmp_path_factory):
-    settings = PARTICIPATION[participation] | LOCAL[local]
-    return simulate(tmp_path_factory.mktemp("run"), request.param, settings)
+@pytest.fixture(scope="module")
+def run(case, tmp_path_factory):
+    label, participation, local = case
+    return simulate(tmp_path_factory.mktemp("run"), label, PARTICIPATION[participation] | LOCAL[local])
 
 
 def cohorts(result):
@@ -115,10 +117,10 @@ def test_a_run_completes_and_stays_finite(run):
     assert all(torch.isfinite(p).all() for p in run.result.model().parameters())
 
 
-def test_samples_and_steps_of_clients(run, local):
+def test_samples_and_steps_of_clients(run, case):
     rows = run.result.clients
     assert list(rows["samples"]) == [SIZES[client] for client in rows["client"]]
-    expected = [STEPS if local == "steps" else EPOCHS * ceil(n / BATCH) for n in rows["samples"]]
+    expected = [STEPS if case[2] == "steps" else EPOCHS * ceil(n / BATCH) for n in rows["samples"]]
     assert list(rows["steps"]) == expected
     per_round = pd.Series(expected).groupby(rows["round"]).max()
     assert list(run.result.metrics["iterations"]) == list(per_round.cumsum())
@@ -141,6 +143,7 @@ def test_states_are_those_of_participants(run):
         before = states
 
 
+@pytest.mark.parametrize("participation", PARTICIPATION)
 def test_cohorts_are_as_uneven_as_these_tests_mean_them(participation, tmp_path):
     result = simulate(tmp_path, "fedavg", PARTICIPATION[participation] | LOCAL["steps"]).result
     rounds = {client: list(rows["round"]) for client, rows in result.clients.groupby("client")}

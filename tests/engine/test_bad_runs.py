@@ -210,7 +210,7 @@ def test_no_cluster():
     assert time.monotonic() - began < 30
 
 
-LONG = ["run.rounds=40", "run.eval_every=20", "data.clients=4", "run.checkpoint_every=1000", "train.local_steps=40"]
+LONG = ["run.rounds=30", "run.eval_every=15", "data.clients=4", "run.checkpoint_every=1000", "train.local_steps=40"]
 
 
 @pytest.mark.parametrize("kind", ["local", "ray"])
@@ -228,7 +228,7 @@ def test_interrupted(kind, capsys):
     assert process.stdout is not None
     shown = process.stdout.readline()
     first = time.monotonic() - began
-    while "round 1/40" not in shown:
+    while "round 1/30" not in shown:
         line = process.stdout.readline()
         assert line, shown
         shown += line
@@ -243,7 +243,7 @@ def test_interrupted(kind, capsys):
     assert "to go on, give the same command again" in output
     assert yaml.safe_load(Path("runs/run/summary.json").read_text())["status"] == "interrupted"
     assert list(Path("runs/run/checkpoints").glob("round-*"))
-    assert len(read_metrics(Path("runs/run"))) < 40
+    assert len(read_metrics(Path("runs/run"))) < 30
     done(*LONG)
     sums = [yaml.safe_load(Path(f, "run/summary.json").read_text())["model_sha256"] for f in ("runs", "whole")]
     assert sums[0] == sums[1]
