@@ -169,8 +169,8 @@ class Clients:
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
     def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """Returns the clients of ``stack`` in a phase, the object that an algorithm's methods get. ``training`` says
-        how they train locally; the default is the run's configuration.
+        """Makes the object that an algorithm's methods get as ``client`` for the clients of ``stack``. ``training``
+        says how these train locally; the default is the run's configuration.
 
         ``rest`` are the other arguments of :class:`~fedray.client.phase.ClientPhase`.
         """
@@ -191,9 +191,9 @@ class Clients:
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
     def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
-        """Returns the vectors ``[C, width]``, a row for each client of a stack, that a step of ``train.upload`` has
-        kept under ``name`` since the clients last took part. ``handles`` refer to the clients' states. Clients that
-        never took part get zeros."""
+        """Returns the vectors ``[C, width]``, a row for each client of a stack, that a step of ``train.upload`` stored
+        under ``name`` when the clients last took part. ``handles`` refer to the clients' states. Clients that never
+        took part get zeros."""
         return self._stacked(handles, {name: width})[name]
 
     def received(self, handles: Sequence[Handle | None]) -> Model:

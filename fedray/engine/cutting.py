@@ -42,8 +42,8 @@ class TaskCutter:
     ``chunk`` is the largest number of clients in a stack (clients that are trained together as one tensor,
     :func:`~fedray.client.phase.stacks`). A stack is never divided between tasks. ``chunk`` is None if clients are
     trained one by one, so that a task may end after any client. ``row_width`` is the number of floats in a model, on
-    which the memory of the partial sums depends. ``lanes`` is the number of clients that a GPU trains side by side if a
-    task has as many.
+    which the memory of the partial sums depends. ``lanes`` is the number of clients that a GPU can train side by side;
+    so many neighbours stay in one task if the cohort has enough clients for all workers.
     """
 
     def __init__(self, pool: Pool, training: LocalTraining, chunk: int | None, row_width: int, lanes: int = 1) -> None:
@@ -100,15 +100,16 @@ def cut_into_tasks(
     one. For example, 16 clients of work 1, two workers and a fraction of 1/2 give tasks of 4, 4, 2, 2, 1, 1, 1 and
     1 clients.
 
-    The target size is at least ``least`` and at most ``longest``, in the unit of ``work``. If an even share is less
-    than ``least``, the lower limit is the even share, or a fifth of ``least`` if that is more. The most expensive
-    blocks come first. Blocks of a single client are ordered by their exact cost, and larger blocks by the power of two
-    of their cost, so that neighbours stay together.
+    The target size is at most ``longest`` and at least ``least``, in the unit of ``work``. If an even share is less
+    than ``least``, the even share is the minimum instead, or a fifth of ``least`` if that is more.
 
-    The tasks consist of the blocks in ``undivided``, which are never cut. If ``undivided`` is None, the blocks are
-    aligned powers of two, as large as fit into a task; blocks of at most ``together`` clients are not cut further. How
-    the cohort is cut changes no bit of the sums over clients. Adding up a task needs at most ``nodes`` nodes of the
-    summation tree at a time, unless a single undivided block needs more.
+    The most expensive blocks come first. Of the cost of a block with several clients only the power of two counts
+    (4 and 7 are equal), so that neighbours stay together.
+
+    ``undivided`` has blocks that must not be cut, such as stacks, of which the tasks are then made. If it is None, the
+    blocks are aligned powers of two, as large as fit into a task; blocks of at most ``together`` clients are not cut
+    further. Adding up a task needs at most ``nodes`` nodes of the summation tree at a time, unless a single block that
+    is not cut needs more. How the cohort is cut changes no bit of the sums over clients.
     """
     blocks = _Blocks(work, undivided, nodes, together)
     tasks: list[list[tuple[int, int]]] = []

@@ -44,9 +44,9 @@ def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     """Prepares the comparison of the next round with a hypothetical round (``run.diagnostics``), before the next
     round begins.
 
-    Returns a function without arguments, which is called after the round. It returns the columns that the comparison
-    adds to metrics.csv: ``cohort_error``, and for some algorithms ``momentum_error``, with ``all_clients``;
-    ``virtual_distance`` with ``virtual``; and otherwise none.
+    Returns a function without arguments, which is called after the round and returns the columns that the comparison
+    adds to metrics.csv. For ``run.diagnostics=all_clients`` these are ``cohort_error`` and, for some algorithms,
+    ``momentum_error``. For ``run.diagnostics=virtual`` it is ``virtual_distance``. Otherwise there are none.
     """
     wanted = experiment.config.run.diagnostics
     if wanted == "all_clients":
@@ -85,8 +85,8 @@ class FullParticipation:
 
 
 def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> Tensor:
-    """Returns the mean ``[width]`` of the local updates that all clients would make in the round that begins, by their
-    aggregation weights.
+    """Returns the mean ``[width]``, by the aggregation weights, of the local updates that all clients would make in the
+    round that begins.
 
     All clients that hold samples are trained for this, from the same model and broadcast as the cohort. Their new
     states are thrown away.
@@ -140,9 +140,10 @@ class VirtualModel:
     """Compares one round with a hypothetical one in which the clients' models do not drift apart
     (``run.diagnostics=virtual``).
 
-    The virtual model begins with the model that the clients receive. In each local step all clients of the cohort
-    compute their gradients at the virtual model, which takes the weighted mean of these gradients. An instance is made
-    before the round, and trains the virtual model in this process. :meth:`distance` is called after the round.
+    The virtual model begins as the model that the clients receive. In each local step all clients of the cohort compute
+    their gradients at the virtual model, and the weighted mean of these gradients is the gradient of its step. An
+    instance is made before the round, and trains the virtual model in this process. :meth:`distance` is called after
+    the round.
     """
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:

@@ -107,8 +107,8 @@ def too_large(network: Network, clients: int, batch: Any, state_width: int, reas
 @dataclass(frozen=True)
 class Footprint:
     """The memory that one client actor takes on a GPU, in bytes. ``context`` is the memory of its CUDA context and of
-    the data set, and ``chunk`` the peak of what is added while it trains a stack of clients. Before the actor started,
-    ``free`` of the ``total`` bytes of the GPU, called ``device``, were free."""
+    the data set, and ``chunk`` the peak of what is added while it trains a stack of clients. ``device`` is the GPU's
+    name, ``total`` its whole memory, and ``free`` what was free of it before the actor started."""
 
     device: str
     context: int

@@ -96,8 +96,8 @@ def unchanged_settings() -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Returns memory that this process has freed to the operating system, except for memory below a block that is still
-    in use."""
+    """Gives the memory that this process has freed back to the operating system, except for memory below a block that
+    is still in use."""
     if libc := _glibc():
         libc.malloc_trim(0)
 

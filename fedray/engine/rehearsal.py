@@ -29,9 +29,9 @@ this number."""
 
 class Rehearsed(NamedTuple):
     """What a rehearsal (one gradient and one evaluation before the first round) has found. ``operations`` are torch's
-    names of the operations without a deterministic version. If ``strict`` is true, tasks must be done in strict mode
-    (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention, and
-    ``operations`` has only what was found in this mode."""
+    names of the operations without a deterministic version. ``strict`` says whether tasks must be done in strict mode
+    (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention. If so,
+    ``operations`` are those that were found in a rehearsal in strict mode."""
 
     operations: tuple[str, ...] = ()
     strict: bool = False

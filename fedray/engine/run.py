@@ -174,9 +174,9 @@ class Run:
     def look(self, what: str, name: str | None = None) -> Any:
         """Returns a part of the last reported round for a callback, as long as no other round has begun.
 
-        ``what`` is "clients", "evaluation" or "layers", for the columns of this table by name, or None if the round has
-        no such table. Or ``what`` is "model", for the tensors of the evaluated model, or of the further model ``name``,
-        by their names in a model file, on the CPU.
+        If ``what`` is "clients", "evaluation" or "layers", the result has the columns of this table by name, or is None
+        if the round has no such table. If ``what`` is "model", the result has the tensors of the further model
+        ``name``, or of the evaluated model if ``name`` is None: copies on the CPU, by their names in a model file.
         """
         result = self._reported
         assert result is not None

@@ -69,10 +69,10 @@ class PhaseTask:
 class PartialSum:
     """The contribution of a task's clients to the sum of one upload over the cohort.
 
-    ``nodes`` has partial sums: the float64 values of nodes of the summation tree that cover the task's clients. They
-    are tensors on the worker's device, or arrays to travel between processes. ``weights`` says how the upload is
-    weighted (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the clients'
-    numbers s_i for the rule ``mean_by``.
+    ``nodes`` has the float64 sums at some nodes of the summation tree, which together cover the task's clients. The
+    sums are tensors on the worker's device, and arrays after :meth:`pack`. ``weights`` says how the upload is weighted
+    (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the clients' numbers s_i
+    if ``weights`` is "mean_by", and is None otherwise.
     """
 
     nodes: Mapping[Node, Tensor | NDArray[np.float64]]
@@ -111,10 +111,11 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A task for a worker: evaluate ``models`` on the samples start .. stop - 1 of ``split``, which is "test",
-    "validation" or "train".
+    """A task for a worker: evaluate models on the samples start .. stop - 1 of ``split``, which is "test", "validation"
+    or "train".
 
-    ``broadcast`` is the handle of the models by name. With ``each`` the result also has the main metric of each sample.
+    ``models`` has the names of these models in the broadcast to which the handle ``broadcast`` refers. With ``each``
+    the result also has the main metric of each sample.
     """
 
     broadcast: Handle
@@ -137,10 +138,10 @@ models. No model has such a name."""
 class EvalResult:
     """The result of an :class:`EvalTask`.
 
-    ``sums`` has an entry for each model of the task: for the loss and for each metric, the sums of numerator
-    and denominator over the samples (:meth:`Task.sums`). If the task asked for it, ``each`` has an array
-    ``[n, 2]`` for each model, with the main metric's numerator and denominator for each sample. The other
-    fields are as in :class:`PhaseResult`.
+    ``sums`` has a dict for each model of the task, in their order: for the loss and each metric, by name, a pair of the
+    numerator and the denominator, each summed over the samples (:meth:`Task.sums`). If the task asked for it, ``each``
+    has an array ``[n, 2]`` for each model, with the main metric's numerator and denominator for each of the n samples.
+    The other fields are as in :class:`PhaseResult`.
     """
 
     sums: list[dict[str, tuple[float, float]]]
@@ -179,9 +180,9 @@ class ScoreTask:
 
 @dataclass
 class ScoreResult:
-    """The result of a :class:`ScoreTask`. For each kind of model ("personal", "finetuned") ``sums`` has a list with an
-    entry for each client of the task: the sums of the main metric's numerator and denominator over the client's test
-    share. The other fields are as in :class:`PhaseResult`."""
+    """The result of a :class:`ScoreTask`. ``sums`` has a list for each kind of model, "personal" or "finetuned". The
+    list has a pair for each client of the task: the numerator and the denominator of the main metric, each summed over
+    the client's test share. The other fields are as in :class:`PhaseResult`."""
 
     sums: dict[str, list[tuple[float, float]]]
     seconds: dict[str, float] = field(default_factory=dict)

@@ -93,8 +93,9 @@ class Worker:
         return samples.gather(indices)[0]
 
     def cohort_as_stack(self, server: ServerState, broadcast: Broadcast) -> ClientPhase:
-        """Returns all clients of the round's cohort as a single stack, the rows of one tensor, which has received
-        ``broadcast``. ``run.diagnostics=virtual`` trains its virtual model with this stack in the server's process."""
+        """Returns a phase in which all clients of the round's cohort are a single stack and have received
+        ``broadcast``. ``run.diagnostics=virtual`` trains its virtual model with these clients, in the server's
+        process."""
         cohort = server.cohort
         indices = [self.data.client(client) for client in cohort.ids]
         stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)

@@ -49,8 +49,9 @@ class Evaluation:
     """One evaluation of the models after a round. Its ``tasks`` may be run at any time and in any order, and
     :meth:`take` takes their results.
 
-    When the last result has been taken, ``metrics`` and ``scores`` of ``round``, the round's result, are complete.
-    Until then the clients' states must not be deleted. With ``run.eval_test=false`` the test set is not evaluated.
+    ``round`` is the :class:`RoundResult` whose ``metrics`` and ``scores`` are filled in when all tasks' results have
+    been taken. Until then the clients' states must not be deleted. With ``run.eval_test=false`` the test set is not
+    evaluated.
     """
 
     def __init__(

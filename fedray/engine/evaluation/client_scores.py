@@ -42,13 +42,13 @@ def columns_of_chosen(metric: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Decides which clients are scored at each evaluation of a run, and which models. A score is the task's main
-    metric, ``metric``, of a model on a client's test share, the samples of the test set that serve as this client's
-    test data.
+    """Decides which clients are scored at each evaluation of a run, and which models. A score is the value of
+    ``metric``, the task's main metric, for a model on a client's test share: the samples of the test set that serve as
+    this client's test data.
 
-    The cohort's clients are scored if the algorithm has ``personal`` models, or if the global model is fine-tuned by
-    ``finetune_steps`` local steps. The clients ``chosen`` by ``run.eval_clients`` are always scored, whether they are
-    in the cohort or not.
+    ``personal`` says whether the algorithm has personal models. ``finetune_steps`` is the number of local steps by
+    which the global model is fine-tuned on each client, or 0. The cohort's clients are scored if there are personal or
+    fine-tuned models. The clients ``chosen``, by ``run.eval_clients``, are always scored, in the cohort or not.
     """
 
     metric: str = "accuracy"
@@ -184,8 +184,9 @@ class ClientScores:
         If ``run.eval_clients`` chose clients, ``clients_<metric>_mean``, ``_worst_tenth`` and ``_std`` are the mean,
         the mean of the worst tenth, and the standard deviation of the global model's scores over the chosen clients
         that have a test share. ``clients_with_shares`` is the number of these clients, and ``clients_least_share``
-        the fewest test samples of one of them. If no client has a test share, all columns but the two numbers of
-        clients are NaN.
+        the fewest test samples of one of them.
+
+        Over no clients, means, deviations and fewest samples are NaN.
         """
         row: dict[str, float] = {}
         if self.scoring.of_cohort:

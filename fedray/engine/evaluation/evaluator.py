@@ -74,9 +74,8 @@ class Evaluator:
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """A context in which the random numbers of a module that draws some even in evaluation mode are seeded, so
-        that evaluations can be repeated. The numbers depend on the run's seed and on ``coordinates``, such as a round
-        and a client."""
+        """A context to evaluate a module that draws random numbers even in evaluation mode. The numbers are seeded by
+        the run's seed and ``coordinates``, such as a round and a client, so that the evaluation can be repeated."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
         return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)

@@ -136,10 +136,11 @@ class ServerActor:
 
 
 class RayEngine:
-    """Runs ``experiment`` on ``data`` on the Ray cluster that ``start`` connects to.
+    """Runs ``experiment`` on ``data`` on a Ray cluster, when :meth:`run` is called. The argument ``start`` is the
+    :class:`RayStart` that makes the connection to the cluster.
 
-    An instance can run only once, because it then frees ``data`` in this process. The data are in Ray's object store
-    instead, which all processes of a node share.
+    :meth:`run` can be called only once. It puts ``data`` into Ray's object store, which all processes of a node share,
+    and then drops the instance's own reference to them.
     """
 
     def __init__(self, experiment: Experiment, data: FederatedData, start: RayStart) -> None:

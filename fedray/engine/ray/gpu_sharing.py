@@ -56,10 +56,12 @@ def footprint_of(clients: Clients) -> Footprint:
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
-    """Returns ``experiment`` with ``engine.actors_per_gpu`` as a number, before the client actors start. For ``auto``
-    the memory of one client actor is measured, and the number is how many of them fit on a GPU.
+    """Returns ``experiment`` with ``engine.actors_per_gpu=auto`` replaced by the number of client actors that share a
+    GPU (:func:`fitting`). The memory of one actor is measured for this, before the client actors start.
 
-    Raises :class:`UserError`, with the calculation, if the user asked for more actors than fit.
+    If the user asked for a number of actors, nothing is replaced, and :class:`UserError` is raised, with the
+    calculation, if so many do not fit. In a trial of a sweep, without a GPU, or with one actor on a GPU, ``experiment``
+    is returned unchanged, and nothing is measured.
     """
     engine = experiment.config.engine
     asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
@@ -82,7 +84,7 @@ def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], N
 def fitting(experiment: Experiment, data: StoredData, most: int, what: str, say: Callable[[str], None]) -> int:
     """Measures how much memory of a GPU a process takes that trains clients of ``experiment``. Returns how many such
     processes share a GPU: as many as fit into its memory, at most ``most``, and no more than there are CPUs for.
-    ``what`` names such a process in the lines for the user."""
+    ``say`` shows lines to the user, in which such a process is called ``what``."""
     engine, total = experiment.config.engine, resources()
     found = _announced(experiment, data, what, say)
     cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)

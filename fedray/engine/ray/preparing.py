@@ -55,8 +55,9 @@ class NodeReader:
             return str(error)
 
     def load(self, files: tuple[str, ...], filling: Sequence[Any], chunk: int) -> list[np.ndarray]:
-        """Reads a chunk of samples, the one with the number ``chunk``, and returns its arrays, one for each of
-        ``files``. ``filling`` holds a reference to the :class:`Filling` that reads them, which is fetched once."""
+        """Reads the chunk of samples with the number ``chunk``, and returns an array for each of ``files``, the paths
+        of the files to be filled. ``filling`` is a list with one entry, Ray's reference to the :class:`Filling` that
+        reads the chunk. It is fetched only at the first call with these ``files``."""
         if files not in self.fillings:
             self.fillings[files] = ray.get(filling[0])
         return self.fillings[files].load(chunk)
@@ -91,8 +92,8 @@ class NodeReader:
             file.write(piece.data)
 
     def finish(self, folder: Path, columns: str) -> None:
-        """Checks the files of this node's copy, and moves the copy to ``folder``, where it replaces an earlier one.
-        ``columns`` is the text of the file that describes the other files."""
+        """Completes this node's copy of ``folder``: adds the file that describes the other files, with the text
+        ``columns``, checks the files, and moves the copy to ``folder``, in place of an earlier one."""
         staging = self._staging(folder)
         (staging / COLUMNS).write_text(columns)
         for file in staging.glob("*.npy"):
@@ -112,10 +113,11 @@ def map_on_cluster(
     arrays: dict[str, Any], folder: Path, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Writes the samples in ``arrays`` to memory-mapped files in ``folder``, as
-    :func:`fedray.data.storage.mapping.map_arrays` does, but reads them with all nodes of this process's Ray cluster,
-    and copies the files to nodes that do not share the folder. Returns the mapped arrays.
+    :func:`fedray.data.storage.mapping.map_arrays` does, and returns the mapped arrays. All nodes of this process's Ray
+    cluster that have the data set read samples. Nodes that do not share the folder get a copy of the files.
 
-    Raises :class:`UserError`, which names the node, if a node can't read or write the samples.
+    ``progress(done, total)`` is called with numbers of items, and ``say`` shows a line to the user. Raises
+    :class:`UserError`, which names the node, if another node fails while it reads or writes samples.
     """
     items = [tree for tree in arrays.values() if isinstance(tree, LazyItems)]
     ship_user_code(type(each.dataset) for each in items)
@@ -203,8 +205,8 @@ class _Node:
             return first_line(error.cause or error)
 
     def load(self, filling: Filling, chunk: int) -> list[np.ndarray]:
-        """Returns the arrays of the chunk with the number ``chunk``, which the node has read. The data set is sent to
-        the node only once."""
+        """Lets the node read the chunk of samples with the number ``chunk`` by ``filling``, and returns the chunk's
+        arrays, one for each file of ``filling``. The ``filling``, with the data set, is sent to the node only once."""
         with self._lock:
             if filling.files not in self._fillings:
                 self._fillings[filling.files] = ray.put(filling)

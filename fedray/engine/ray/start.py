@@ -85,7 +85,7 @@ class RayStart:
     def ready(self) -> bool:
         """Waits for the connection to Ray, and tells the user if that takes long.
 
-        Returns whether the cluster was started here, so that no other node can join it. Raises
+        Returns true if the cluster was started here; other nodes can't join such a cluster. Raises
         :class:`fedray.errors.RayNotStarted` if Ray could not be started.
         """
         if self._thread.ident is None:

@@ -64,9 +64,10 @@ def save(
     """Writes a checkpoint of round ``round`` into ``folder``, removes all but the last ``keep`` checkpoints, and
     returns the path of the new one.
 
-    ``vectors`` are the server's models and tensors, and ``record`` has values that JSON can store. ``states`` (by
-    client) and ``past`` (models, by round) have names of files in the folder ``shared``. For each of these files that
-    no earlier checkpoint has, ``store(name, path)`` is called and must write the file to ``path``.
+    ``vectors`` are the server's models and tensors, and ``record`` has values that JSON can store. ``states`` has the
+    names of the files with clients' states, by client, and ``past`` of those with earlier models, by round. All
+    checkpoints share these files, in the subfolder ``shared``. For each file that no earlier checkpoint has,
+    ``store(name, path)`` is called, which must write the file to ``path``.
     """
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)

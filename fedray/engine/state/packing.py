@@ -16,9 +16,9 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Packed:
-    """Models and vectors as plain arrays, by name, to be sent to other processes or written to files. ``arrays`` has
-    NumPy arrays or tensors, and ``widths`` the number of parameters of each model. A batch of inputs may be a tuple or
-    dict of arrays."""
+    """Models and vectors as plain arrays, to be sent to other processes or written to files. ``arrays`` has, by name,
+    NumPy arrays or tensors, or a tuple or dict of them for a batch of inputs that has several parts. ``widths`` has the
+    number of parameters of each entry that is a model."""
 
     arrays: dict[str, Any]
     widths: dict[str, int]
@@ -51,8 +51,8 @@ class Packed:
 
 @dataclass(frozen=True)
 class Enclosed:
-    """A small broadcast that travels within each task, instead of through Ray's object store. ``number`` identifies it
-    among the broadcasts of its pool."""
+    """A handle that contains its broadcast, ``packed``. Small broadcasts travel in this form within each task, instead
+    of through Ray's object store. ``number`` identifies the broadcast among those of its pool."""
 
     number: int
     packed: Packed = field(compare=False)

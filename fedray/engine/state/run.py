@@ -67,8 +67,8 @@ class RunState:
     """Everything in a run that changes from round to round: the server's state, the files of the clients' states, the
     models of earlier rounds, and the costs so far.
 
-    ``sizes`` has the number of samples of each client. ``as_cohort(server, broadcast)`` returns all clients of the
-    round's cohort, in this process, as the rows of one tensor (a single stack) that has received ``broadcast``.
+    ``sizes`` has the number of samples of each client. ``as_cohort`` is the method
+    :meth:`~fedray.engine.worker.Worker.cohort_as_stack` of the server's worker.
     """
 
     def __init__(

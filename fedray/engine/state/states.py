@@ -126,8 +126,8 @@ class StateFolder:
             shutil.copyfile(file.path, target)
 
     def adopt(self, source: Path) -> StateFile:
-        """Makes a state file in this folder from ``source``, a client's state in a checkpoint, with the same content
-        and name, and returns the new file."""
+        """Makes a state file in this folder from ``source``, a client's state in a checkpoint, and returns the new
+        file. It has the name of ``source``, and is a hard link to it, or a copy if they are on different disks."""
         self.path.mkdir(parents=True, exist_ok=True)
         file = StateFile(self.node, str(self.path / source.name))
         Path(file.path).unlink(missing_ok=True)

@@ -30,8 +30,8 @@ that wait to be written."""
 class StateTraffic:
     """Reads and writes the files of clients' states in ``folder``, for clients that are trained on ``device``.
 
-    ``fetch`` returns the data of a handle that is not a file. With ``beside`` threads read and write files while the
-    clients train; None means that they do so only on a GPU.
+    ``fetch`` is a function that returns the data of a handle that is not a file. ``beside`` says whether separate
+    threads read and write the files while the clients train; None means that they do so if ``device`` is a GPU.
     """
 
     def __init__(
