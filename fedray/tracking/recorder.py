@@ -109,7 +109,8 @@ class Recorder:
     def scores(self, rows: Mapping[str, Any]) -> None:
         """Appends the scores of clients on their own test shares to evaluation.parquet, a row for each client.
 
-        ``rows`` has a list for each column. Does nothing if clients are not scored in this run.
+        ``rows`` has a list for each column. Does nothing if the run has no such table, because clients are not scored
+        or ``run.log_clients`` is false.
         """
         if self._scores:
             self._scores.append(rows)
@@ -135,8 +136,7 @@ class Recorder:
                 self._events.profile(round, seconds)
 
     def sync(self) -> None:
-        """Waits until all rows of the run's tables that have been recorded are on the disk, as before a checkpoint
-        is written."""
+        """Writes all rows that have been recorded so far to the disk. This is done before a checkpoint is written."""
         self._metrics.sync()
         for table in (self._clients, self._scores, self._layers):
             if table:
