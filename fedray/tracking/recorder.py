@@ -174,9 +174,10 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the keys of summary.json that are computed from metrics.csv, with their values.
 
-    ``metrics`` is that table, and ``status`` says how the run ended. ``metric`` is the main metric. ``mode`` says
-    whether larger (max) or smaller (min) values of it are better. The keys include ``final``, ``best`` and ``last10``
-    of the main metric on the test set, and the round that reached each of ``run.targets``.
+    ``metrics`` is that table, ``status`` says how the run ended, and ``run`` is the section of the configuration.
+    ``metric`` is the main metric, and ``mode`` says whether larger (max) or smaller (min) values of it are better. The
+    keys include ``final``, ``best`` and ``last10`` of the main metric on the test set, and the round that reached each
+    of ``run.targets``.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}
