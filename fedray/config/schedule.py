@@ -46,9 +46,10 @@ class ScheduleConfig(Section):
     def over(self, rounds: int) -> ScheduleConfig:
         """Returns this schedule of a learning rate with its length resolved, for a run of ``rounds`` rounds.
 
-        A cosine schedule without a number of rounds gets the run's, which becomes part of the configuration, so that
-        the run is not continued with another cosine. Other schedules are returned unchanged. Raises :class:`UserError`
-        if the learning rate is 0 before the run ends.
+        A cosine schedule whose key ``rounds`` is not set gets the number of rounds of the run. The configuration of
+        the run records this number, so that a later attempt to continue the run for more rounds, and hence with
+        another cosine, is refused. Other schedules are returned unchanged. Raises :class:`UserError` if a cosine
+        reaches 0 before the run ends.
         """
         if self.kind == "cosine" and self.rounds is not None and self.rounds < rounds and not self.final:
             raise UserError(

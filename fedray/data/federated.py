@@ -63,7 +63,7 @@ class FederatedData:
       of ``indices`` and ``offsets``. Both are None if the clients have no test shares.
     * ``ids`` int64 [N]: the clients' numbers in the data, 0..N-1 unless the partition is natural.
     * ``class_names``, ``client_names``: the names of classes and clients in the data, None if they have only numbers.
-    * ``notes``: lines about the partition that the user should know.
+    * ``notes``: lines about the data and the partition that the user should know.
     """
 
     x: Any
@@ -200,7 +200,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
 
     The public set, which is for a model that the server trains, and the validation set are drawn at random from the
     training set before it is partitioned. If the source comes with a public set, that set is used instead of a draw:
-    all of it if ``data.public_samples`` is ``auto``, or else a random draw of that many of its samples.
+    all of it if ``data.public_samples`` is ``auto``, or else ``data.public_samples`` random samples of it.
 
     Args:
         source: the data set.

@@ -41,8 +41,9 @@ class Scenario:
     """The setting for which the costs of all algorithms are compared.
 
     ``load`` is the local training of the mean client in a round, ``cohort`` the number of clients in a round, and
-    ``rounds`` the number of rounds. ``plain`` describes the model without a head that only some algorithms need;
-    ``build_plain`` makes this model, and ``example`` are inputs for it, ``[b, ...]``.
+    ``rounds`` the number of rounds. Some algorithms need a head, which is added to the model. ``plain`` describes the
+    model as it is for the other algorithms; ``build_plain`` makes this model, and ``example`` are inputs for it,
+    ``[b, ...]``.
     """
 
     load: Load
@@ -124,11 +125,11 @@ def load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """Returns what an algorithm's clients compute beyond FedAvg's as a text, such as ``4 J|w|``
-    or ``1 full-batch gradient + 1 fwd/bwd per step``.
+    """Returns what an algorithm's clients compute beyond FedAvg's as a text, such as
+    ``1 full-batch gradient + 1 fwd/bwd per step``.
 
-    The text is ``-`` if there is nothing. ``head`` is the name of a head that the model needs for the algorithm,
-    or ``none``.
+    ``4 J|w|`` means four operations per parameter in each of the J local steps. The text is ``-`` if there is nothing.
+    ``head`` is the name of a head that the model needs for the algorithm, or ``none``.
     """
     both = min(work.forwards, work.backwards)
     parts = {

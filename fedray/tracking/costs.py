@@ -19,8 +19,8 @@ BYTES_PER_NUMBER = 4
 class Load:
     """The amount of local training in a round, summed over ``clients`` clients, from which FLOPs are computed.
 
-    ``samples`` is the number of samples that the clients hold (n_i), ``steps`` that of their local steps (J_i), and
-    ``seen`` that of the samples in all their mini-batches. For a mean client, the numbers need not be whole.
+    ``samples`` is the number of samples that these clients hold, ``steps`` the number of their local steps, and
+    ``seen`` the number of samples in all their mini-batches. For a mean client, the numbers need not be whole.
     """
 
     samples: float
@@ -42,7 +42,7 @@ def load_of(samples: int, training: LocalTraining) -> Load:
 
 
 def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
-    """Returns the amount of local training in a round of the mean client, over all clients that hold samples.
+    """Returns the amount of a client's local training in a round, averaged over all clients that hold samples.
 
     ``sizes`` are the clients' numbers of samples. Clients without samples never take part, and do not count.
     ``training`` has the settings of local training.
@@ -78,9 +78,9 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 
 
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
-    """Returns the FLOPs of clients in a round, whose local training is ``load``.
+    """Returns the FLOPs of clients in a round. ``load`` is the local training of these clients.
 
-    These are the FLOPs of the forward and backward passes over all mini-batches, which count as 3 forward passes, and
+    They are the FLOPs of the forward and backward passes over all mini-batches, which count as 3 forward passes, and
     of the algorithm's extra ``work``. ``facts`` describe the model.
     """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
@@ -110,11 +110,10 @@ def arithmetic(work: Work, load: Load) -> float:
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """Returns a server whose round has a cohort of ``cohort`` mean clients, from which an algorithm's server FLOPs
-    are counted.
+    """Returns a server, in a round with ``cohort`` clients, from which an algorithm's server FLOPs are counted.
 
-    It has no model and no data, so it can't be used for anything else. ``sizes`` are the numbers of samples of all
-    clients, whose mean the clients of the cohort have.
+    Each client of the round has the average number of samples and of local steps (:func:`mean_load`). ``sizes`` are the
+    numbers of samples of all clients. The server has no model and no data, so it can't be used for anything else.
     """
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)

@@ -25,11 +25,11 @@ else."""
 class Measured(Algorithm):
     """A mixin for an algorithm that also measures its clients' local updates (``run.diagnostics``).
 
-    :func:`measured` puts it before the algorithm's own class. y_i is the client's model after its local steps, and x^r
-    the model that the server sent, which is the first one in its broadcast. The mean of the updates y_i - x^r is only
-    known when all clients have trained. So the algorithm gets another phase, ``measure``, in which each client compares
-    its update, which it has kept, with the mean. The algorithm's rules see nothing of this, so the results are the same
-    to the bit.
+    :func:`measured` makes a class of which this is the first base and the algorithm's own class the second. An update
+    is y_i - x^r, where y_i is the client's model after its local steps, and x^r the first model in the server's
+    broadcast. The mean of the updates is only known when all clients have trained. So the algorithm gets another phase,
+    ``measure``, in which each client compares its update, which it has kept, with the mean. The algorithm's rules see
+    nothing of this, so the results are the same to the bit.
     """
 
     sent: Model
@@ -45,8 +45,8 @@ class Measured(Algorithm):
     def update_of(self, client: ClientPhase, carry: Carry) -> Tensor:
         """Returns the local updates of the clients that are trained together, ``[C, width]``, a row for each client.
 
-        An update is the client's model after its local steps minus the model that the server sent, over the
-        trainable parameters.
+        An update is the client's model after its local steps, which is the first one in ``carry``, minus the model that
+        the server sent, over the trainable parameters.
         """
         sent = next(value for value in client.shared.values() if isinstance(value, Model))
         return carry.model.parameters - sent.parameters

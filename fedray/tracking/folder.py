@@ -205,10 +205,11 @@ def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
 
 
 def decided_in(folder: Path) -> dict[str, bool]:
-    """Returns what the run in ``folder`` began with for ``compile`` and ``channels_last``, keys of section ``engine``
-    that a resumed run must keep.
+    """Returns the values of ``engine.compile`` and ``engine.channels_last`` with which the run in ``folder`` began,
+    since a resumed run must keep them.
 
-    The result has these two names with booleans. It is empty if there is no run, or its configuration is damaged.
+    They are booleans, under the names ``compile`` and ``channels_last``. The result is empty if there is no run, or its
+    configuration is damaged.
     """
     recorded = _recorded_engine(folder)
     found = {name.removeprefix("engine."): value for name, value in UNRECORDED.items() if recorded} | dict(recorded)
@@ -247,7 +248,8 @@ def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
 class RoundsFile:
     """A CSV file of a run, such as metrics.csv, to which each round appends a row.
 
-    ``lost`` is the number of missing rows of earlier rounds, and ``digest`` the digest of all rows.
+    The attribute ``lost`` is the number of earlier rounds whose rows were missing when the file was opened. ``digest``
+    is the digest of all rows.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
@@ -308,7 +310,7 @@ class ParquetRows:
     """A folder of Parquet files, such as clients.parquet, to which each round appends several rows, such as one for
     each client.
 
-    Each file holds the rows of successive rounds. ``digest`` is the digest of all files.
+    Each file holds the rows of successive rounds. The attribute ``digest`` is the digest of all files.
     """
 
     def __init__(self, path: Path, after: int) -> None:

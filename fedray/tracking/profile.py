@@ -26,8 +26,8 @@ def _left_out(profile: pd.DataFrame) -> str | None:
 def profile_table(profile: pd.DataFrame) -> Table:
     """Returns a table for the terminal that shows how many seconds of a round went into each purpose.
 
-    ``profile`` has the rows of profile.csv, one for each round, and the table has their means. The first round is left
-    out, because it includes things that happen only once.
+    ``profile`` has the rows of profile.csv, one for each round, and the table has their means. If there are several
+    rounds, the first one is left out, because it includes things that happen only once.
     """
     rows = profile.iloc[1:] if len(profile) > 1 else profile
     means = rows[list(PURPOSES)].mean()

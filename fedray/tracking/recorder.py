@@ -109,7 +109,8 @@ class Recorder:
     def scores(self, rows: Mapping[str, Any]) -> None:
         """Appends the scores of clients on their own test shares to evaluation.parquet, a row for each client.
 
-        ``rows`` has a list for each column. Does nothing if clients are not scored in this run.
+        ``rows`` has a list for each column. Does nothing if the run has no such table, because clients are not scored
+        or ``run.log_clients`` is false.
         """
         if self._scores:
             self._scores.append(rows)
@@ -135,8 +136,7 @@ class Recorder:
                 self._events.profile(round, seconds)
 
     def sync(self) -> None:
-        """Waits until all rows of the run's tables that have been recorded are on the disk, as before a checkpoint
-        is written."""
+        """Writes all rows that have been recorded so far to the disk. This is done before a checkpoint is written."""
         self._metrics.sync()
         for table in (self._clients, self._scores, self._layers):
             if table:
@@ -174,9 +174,10 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the keys of summary.json that are computed from metrics.csv, with their values.
 
-    ``metrics`` is that table, and ``status`` says how the run ended. ``metric`` is the main metric. ``mode`` says
-    whether larger (max) or smaller (min) values of it are better. The keys include ``final``, ``best`` and ``last10``
-    of the main metric on the test set, and the round that reached each of ``run.targets``.
+    ``metrics`` is that table, ``status`` says how the run ended, and ``run`` is the section of the configuration.
+    ``metric`` is the main metric, and ``mode`` says whether larger (max) or smaller (min) values of it are better. The
+    keys include ``final``, ``best`` and ``last10`` of the main metric on the test set, and the round that reached each
+    of ``run.targets``.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}

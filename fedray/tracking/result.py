@@ -88,7 +88,8 @@ class RunResult:
     def has_evaluation(self) -> bool:
         """Whether single clients were scored on their own test shares, so that there is a table :attr:`evaluation`.
 
-        This needs personal models, ``run.finetune_steps`` or ``run.eval_clients``.
+        This needs personal models, ``run.finetune_steps`` or ``run.eval_clients``. Runs with ``run.log_clients: false``
+        do not have the table.
         """
         return any(self._evaluation.glob("part-*.parquet"))
 

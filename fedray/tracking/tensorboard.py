@@ -60,7 +60,7 @@ def _without_tensorflow() -> None:
 class Events:
     """Writes the TensorBoard event file of a run that continues after round ``after``, which is 0 for a new run.
 
-    TensorBoard then ignores events of later rounds that were written before.
+    If the run was resumed, TensorBoard ignores the events of later rounds that were written before that.
     """
 
     def __init__(self, folder: Path, after: int) -> None:

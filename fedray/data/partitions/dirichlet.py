@@ -39,11 +39,11 @@ def dirichlet(
     There are three variants, for n samples and N clients:
 
     * Neither ``capped`` nor ``rebalanced``, as in pFedMo and FL-bench.
-    * ``capped``, as in MOON and NIID-Bench: the classes are cut one after another, and a client that already has n/N
-      samples gets none of the later classes.
-    * ``rebalanced``, as in GHBM's code: of :data:`BALANCE_DRAWS` capped draws, the one is taken whose sizes have the
-      smallest standard deviation. Clients with more than floor(n/N) samples then give random samples to those with
-      fewer, so that all clients have the same number.
+    * ``capped``, as in MOON and NIID-Bench: the classes are partitioned one after another, and a client that already
+      has n/N samples gets none of the later classes.
+    * ``rebalanced``, as in GHBM's code: :data:`BALANCE_DRAWS` capped partitions are drawn, and the one whose clients'
+      sizes have the smallest standard deviation is taken. Clients with more than floor(n/N) samples then give random
+      samples to those with fewer, so that all clients have the same number.
 
     Without ``rebalanced``, the draw is repeated until every client has ``min_samples`` samples, at most
     :data:`MAX_DRAWS` times. Raises :class:`UserError` if that is not enough. Returns the sorted indices of each

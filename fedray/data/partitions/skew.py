@@ -95,14 +95,14 @@ def label_skew(
     on_empty: str = "shrink",
     warn: Note = ignore_note,
 ) -> Split:
-    """Gives each client x = ``classes_per_client`` classes, with the same number of samples of each (pFedMo's x-class
-    non-i.i.d. data).
+    """Gives each client x = ``classes_per_client`` classes, with equally many samples of each.
 
-    ``assign`` says how the classes of a client are chosen: ``random`` draws them uniformly, as in pFedMo's paper;
-    ``balanced`` gives client i class i mod classes and draws its other classes, as NIID-Bench does. ``on_empty`` says
-    what happens if a class has too few samples: with ``shrink`` all clients get fewer samples, with ``fill`` a client
-    takes more of its other classes, and ``error`` raises. If x is the number of classes, the split is i.i.d. in equal
-    parts. Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``.
+    pFedMo calls this x-class non-i.i.d. data. ``assign`` says how the classes of a client are chosen: ``random`` draws
+    them uniformly, as in pFedMo's paper; ``balanced`` gives client i the class i mod ``classes`` and draws its other
+    classes, as NIID-Bench does. ``on_empty`` says what happens if a class has too few samples: with ``shrink`` all
+    clients get fewer samples, with ``fill`` a client takes more of its other classes, and ``error`` raises
+    :class:`UserError`. If x is the number of classes, the split is i.i.d. in equal parts. Returns the sorted indices of
+    each client's samples, where sample j has the class ``labels[j]``.
     """
     x = classes_per_client
     if x is None:
@@ -227,9 +227,9 @@ def shards(
     """Sorts the samples by label, cuts them into equal shards, and gives each client ``shards_per_client``
     random shards.
 
-    This is the method of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first.
-    Samples that are left over are not used. Returns the sorted indices of each client's samples, where sample j has the
-    class ``labels[j]``.
+    This is the method of McMahan et al. (2017). With one shard per client it is GHBM's partition for alpha = 0. Samples
+    within a class are shuffled first. Samples that are left over are not used. Returns the sorted indices of each
+    client's samples, where sample j has the class ``labels[j]``.
     """
     n = equal_share(len(labels), clients, samples_per_client)
     size = n // shards_per_client

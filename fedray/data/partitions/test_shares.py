@@ -16,17 +16,18 @@ from fedray.errors import UserError
 def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
     """Returns ``data`` with a test share for each client, which are the test samples on which that client is scored.
 
-    If the source says whose each test sample is, these are the shares. Otherwise they go by class. The test samples of
-    a class are partitioned among the clients in proportion to their training samples of that class (by largest
-    remainder, ties at random); they are in no share if no client has the class. If samples have no classes, all count
-    as one class. So no two clients share a test sample, and with many clients the shares are small.
+    If the source says to which client each test sample belongs, a client's share has the samples that belong to it.
+    Otherwise the test samples of a class are partitioned among the clients in proportion to their training samples of
+    that class (by largest remainder, ties at random); they are in no share if no client has the class. If samples have
+    no classes, all count as one class. So no two clients share a test sample, and with many clients the shares
+    are small.
 
-    A client with training samples whose share is smaller than ``least`` gets a new share of exactly that size. It is
-    drawn without replacement from the test samples of the client's classes, in proportion to its training samples.
-    These test samples may be in other clients' shares, too. If a class has too few, more are drawn from the client's
-    other classes.
+    If a client has training samples, but a share smaller than ``least``, it then gets a new share of exactly that size.
+    This share is drawn without replacement from the test samples of the client's classes, in proportion to its training
+    samples. It may have samples that are in other clients' shares, too. If a class has too few, more are drawn from the
+    client's other classes. Shares that the source determines are not replaced.
 
-    Raises :class:`UserError` if a client can't have ``least`` test samples.
+    Raises :class:`UserError` if a client with training samples can't have ``least`` test samples.
     """
     if data.test_indices is not None:
         sizes = {client: len(data.client_test(client)) for client in np.flatnonzero(data.sizes()).tolist()}

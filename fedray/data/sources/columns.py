@@ -31,7 +31,7 @@ class Columns:
 
     Args:
         target: the column with the targets.
-        client: the column with the clients. If it is None, this is :data:`CLIENT`, if the table has such a column.
+        client: the column with the clients. None stands for the column :data:`CLIENT`, if the table has one.
         inputs: the columns with the inputs; None for all other columns.
         target_key, client_key, inputs_key: what messages call these settings: keys of the configuration, or arguments
             of simulate().

@@ -52,8 +52,9 @@ class PartlyThere(UserError):
 def reading(path: Path, what: str, *damage: type[Exception]) -> Iterator[None]:
     """Turns errors into a :class:`UserError` of one line, in a ``with`` statement in which the file ``path`` is read.
 
-    Errors of the types ``damage`` mean that the file is not what it should be, which is ``what``, such as ``csv file``.
-    Errors of the operating system are turned into a :class:`UserError`, too. All other errors pass unchanged.
+    ``what`` is what the file should be, such as ``csv file``. If an error has one of the types ``damage``, the line
+    says that the file is damaged or no ``what``. Errors of the operating system are turned into a :class:`UserError`,
+    too. All other errors pass unchanged.
     """
     try:
         yield

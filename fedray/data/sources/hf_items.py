@@ -64,14 +64,13 @@ def fields_of(
     where: str = "",
     stamps: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """Reads two Hugging Face Datasets, ``train`` and ``test``, into the fields of a :class:`Source`, by name and not
-    yet checked.
+    """Reads two Hugging Face Datasets into the fields of a :class:`Source`, and returns these by name, not yet checked.
 
-    The fields are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, where they exist, the clients and the classes.
-    Inputs are arrays; they are items that are read one by one if they are images, if they take much memory, or if
-    ``access`` (``data.access``) is ``lazy``. ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``.
-    ``where`` is what messages put before the names of the sets. ``stamps`` are the stamps of the files that hold both
-    sets, or None if the sets are not in files.
+    ``sets`` has the Datasets under the names ``train`` and ``test``. The fields are ``x_train``, ``y_train``,
+    ``x_test``, ``y_test`` and, where they exist, the clients and the classes. Inputs are arrays; they are items that
+    are read one by one if they are images, if they take much memory, or if ``access`` (``data.access``) is ``lazy``.
+    ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``. ``where`` is what messages put before the
+    names of the sets. ``stamps`` are the stamps of the files that hold both sets, or None if the sets are not in files.
 
     Raises :class:`UserError`, which names column and row, for anything that can't be used.
     """
@@ -162,8 +161,9 @@ class Rows:
     * Several other columns make a dict of inputs by column name.
 
     y is always 0, because the targets of all samples are already in memory as an array. If the Dataset is in files,
-    another process is sent only their paths, and opens them itself. ``stamps`` say which files and which of their rows
-    these are; without them every digest hashes all rows. Several threads may read rows at the same time (``parallel``).
+    another process is sent only their paths, and opens them itself. ``stamps`` identify the files and the rows in them,
+    by which the digest of the rows is remembered; without stamps, every :meth:`digest` hashes all rows. Several threads
+    may read rows at the same time (``parallel``).
     """
 
     parallel = True
@@ -229,7 +229,7 @@ class Rows:
 
     @cached_property
     def opened(self) -> Any:
-        """The Hugging Face Dataset with these rows. A process to which it was sent opens the files on the first use."""
+        """The Hugging Face Dataset with these rows. A process to which the rows were sent opens it on the first use."""
         if hasattr(self, "table"):
             return self.table
         try:

@@ -39,7 +39,7 @@ class LeftOut(NamedTuple):
 
 
 class ClassFolders(NamedTuple):
-    """The image files below a folder with a folder for each class.
+    """The image files that were found in a folder which holds a folder for each class.
 
     ``images`` has the paths of each class by its name. ``left_out`` are the files and folders that are not used.
     """
@@ -133,7 +133,7 @@ def class_folders(folder: Path) -> ClassFolders:
     any depth.
 
     Links are followed. Hidden files and folders are not used. Raises :class:`UserError` if there are no classes, if a
-    class has no images or is itself a whole data set, or if a name is not UTF-8.
+    class has no images or is itself divided into train and test, or if a name is not UTF-8.
     """
     images: dict[str, list[Path]] = {}
     left_out = _beside_classes(folder)

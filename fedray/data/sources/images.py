@@ -101,7 +101,7 @@ def image_set(
 ) -> tuple[LazyItems, np.ndarray, ImageFiles]:
     """Prepares labelled image files as the inputs and targets of a source, without reading the images yet.
 
-    Returns the inputs as items that are read one by one, the labels int64 [n], and the Dataset of the files.
+    Returns the inputs as items that are read one by one, the labels int64 [n], and the Dataset behind these inputs.
     ``labelled`` has the path of each file below ``root``, with its label. Images are scaled to ``size`` pixels in
     height and width. ``name`` is what messages call the files.
     """

@@ -26,9 +26,9 @@ def omniglot(root: str | None, image_size: int | None) -> Source:
     """Loads Omniglot, drawings of characters: uint8 [1, 28, 28], or of ``image_size`` (``data.image_size``) pixels,
     with bright ink on black.
 
-    A class is a character. A client is a person who drew an alphabet; every fifth of these (5, 10, 15, 20) is used for
-    tests only. All folders ``images_*`` in ``root`` are read; without ``root``, the files are found on this machine or
-    downloaded. Raises :class:`UserError` for files that are missing or damaged.
+    A class is a character. Each alphabet was drawn by 20 people, who are clients, except every fifth (5, 10, 15, 20),
+    whose drawings are the test samples. All folders ``images_*`` in ``root`` are read; without ``root``, the files are
+    found on this machine or downloaded. Raises :class:`UserError` for files that are missing or damaged.
     """
     found = find_files(
         "omniglot", root, [Layout(("omniglot-py", "omniglot", "."), ("images_*/*/character*/*.png",))],

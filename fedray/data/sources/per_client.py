@@ -27,8 +27,8 @@ class Pairs(NamedTuple):
 def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
     """Joins lists with one element for each client: a user may hand over such a list as the training or the test set.
 
-    Returns ``data`` and ``test``. Each that is a list with a Dataset, or a pair of arrays (x, y), for each client is
-    joined into one set, which knows the client of each sample. Anything else is returned unchanged. Raises
+    Returns ``data`` and ``test``. If one of them is such a list, either of Datasets or of pairs of arrays (x, y), it is
+    joined into one set, which knows the client of each sample. Otherwise it is returned unchanged. Raises
     :class:`UserError` for a list of tables, which the user has to join; for a DataLoader and other objects that are
     neither arrays nor data sets; for a Dataset among arrays; for pairs of arrays that could also be single samples; and
     for lists of different numbers of clients.
@@ -54,7 +54,7 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
 def is_arrays(data: Any) -> bool:
     """Returns whether ``data``, which a user hands over, is a tuple or list of arrays (x, y) or (x, y, clients).
 
-    It is not if it is a list of two or three samples, each a pair (x, y).
+    A list of two or three samples, each a pair (x, y), does not count.
     """
     return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
 

@@ -19,8 +19,8 @@ class SourceEntry:
 
     ``loader`` is the function as ``module:function`` or ``file.py:function``, which is imported when it is used.
     ``about`` describes the data: samples, shape, classes and clients. ``tested`` says with which files fedray's tests
-    load them. ``variants`` are the allowed values of ``data.variant``; the first one is the default. ``normalizations``
-    are the allowed values of ``data.normalization``. Each value has a line about it. If ``variants`` is empty, the
+    load them. ``variants`` and ``normalizations`` have the allowed values of ``data.variant`` and
+    ``data.normalization``, each with a line about it. The first variant is the default. If there are no variants, the
     function of a user's source checks ``data.variant`` itself.
     """
 

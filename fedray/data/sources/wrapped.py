@@ -18,8 +18,8 @@ from fedray.errors import UserError
 
 
 class Joined:
-    """A list of Datasets, one for each client, joined into one Dataset. ``clients`` int64 has the client of
-    each item."""
+    """A list of Datasets, one for each client, joined into one Dataset. The attribute ``clients`` (int64) has the
+    client of each item."""
 
     def __init__(self, datasets: Sequence[Any], name: str) -> None:
         self.datasets = list(datasets)
@@ -64,9 +64,9 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
     """Returns the values that a Dataset lists for all items in ``attribute``, such as ``targets``, so that items need
     not be read.
 
-    If the Dataset has no such list, but contains other Datasets (as torch's Subset and ConcatDataset do), their lists
-    are joined. Returns None if there are none. ``name`` is what messages call the Dataset. Raises :class:`UserError` if
-    only some of the joined Datasets list ``clients``.
+    If the Dataset has no such list, but contains other Datasets (as torch's Subset and ConcatDataset do), the values
+    are taken from their lists. Returns None if it contains none, or if one of those has no list, either. But if only
+    some of them list ``clients``, :class:`UserError` is raised. ``name`` is what messages call the Dataset.
     """
     listed = getattr(dataset, attribute, None)
     if listed is not None:

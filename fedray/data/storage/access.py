@@ -38,10 +38,11 @@ def with_access(
 ) -> tuple[FederatedData, str, tuple[str, ...]]:
     """Moves the samples of a run to where ``data.access`` says: into memory, or into files that are mapped into memory.
 
-    Returns ``data`` with its samples there, the resulting access (``memory``, ``mapped`` or ``lazy``, which is read
-    item by item), and lines for the user. ``asked`` is the value of ``data.access``. ``key()`` returns a digest of the
-    samples, after which their folder is named, and ``map_all(arrays, folder)`` maps them from the files of this folder.
-    Raises :class:`UserError` if samples can't be read or written.
+    Returns ``data`` with its samples there, the place where they are now (``memory``, ``mapped``, or ``lazy`` for
+    samples that are still read one by one), and lines for the user. ``asked`` is the value of ``data.access``.
+    ``key()`` returns a digest of the samples, after which the folder of their files is named, and
+    ``map_all(arrays, folder)`` maps them from these files. Raises :class:`UserError` if samples can't be read
+    or written.
     """
     arrays = arrays_of(data)
     lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())

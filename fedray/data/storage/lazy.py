@@ -61,8 +61,9 @@ class LazyItems:
     """The inputs of a torch Dataset, or of any other object with ``len`` and indices, which are read one by one when
     they are used.
 
-    An item of the Dataset is a pair (x, y). ``name`` is what messages call the Dataset. ``first`` is the input of item
-    0 as arrays ``[1, ...]``, or a tuple or dict of such arrays; all other items must have the same shapes and types.
+    An item of the Dataset is a pair (x, y). ``name`` is what messages call the Dataset. The attribute ``first`` is the
+    input of item 0, an array ``[1, ...]`` or a tuple or dict of such arrays. All other items must have the same shapes
+    and types.
     :meth:`checked` returns an object that also compares the target of each item that it reads with a known target.
     """
 
@@ -150,8 +151,8 @@ class LazyItems:
         return bool(getattr(self.dataset, "parallel", False))
 
     def stamp(self) -> str:
-        """Returns a text that changes if any item may have changed, by which a copy of the items in files is
-        found again.
+        """Returns a text that changes if any item may have changed. It decides whether an earlier copy of the items in
+        mapped files is used again.
 
         The text is the result of the Dataset's method ``stamp``, or else of its method ``digest``. Raises
         :class:`UserError` if the Dataset has neither.
@@ -221,9 +222,9 @@ def _is_of_items(listed: Any, dataset: Indexed, name: str) -> bool:
 def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
     """Stacks the targets of all items of a Dataset, ``targets``, into one array.
 
-    If all are single values, which may be names, or arrays of one value, the array has the shape ``[n]``, and
-    otherwise ``[n, ...]``. ``name`` is what messages call the Dataset. Raises :class:`UserError` if targets differ in
-    shape or type.
+    The array has the shape ``[n]`` if every target has one value, which may be a name, and otherwise ``[n, ...]``.
+    ``name`` is what messages call the Dataset. Raises :class:`UserError` if targets differ in shape or type, unless all
+    have one value.
     """
     found: np.ndarray
     if any(target.size != 1 for target in targets):

@@ -71,8 +71,8 @@ class MappedFile:
 
 
 def is_mapped(array: Any) -> bool:
-    """Returns whether ``array`` is mapped from a file and contains all of the file's values, so that its path can
-    stand for it."""
+    """Returns whether ``array`` is mapped from a file and contains all of the file's values, so that the path of the
+    file can stand for the array."""
     if not isinstance(array, np.memmap) or array.filename is None:
         return False
     return array.offset + array.nbytes == os.path.getsize(array.filename)

@@ -109,7 +109,7 @@ def map_arrays(
     ``arrays`` has, by name, arrays, tuples and dicts of arrays, or items that are read one by one. The result has the
     same names and structures. The name of ``folder`` depends on the content (:func:`folder_of`).
     ``progress(done, total)`` is called during the writing with numbers of items. ``readers(path)`` returns the
-    functions that read items in parallel, for files in the folder ``path``.
+    functions that read items in parallel; ``path`` is the folder in which the files are while they are written.
 
     Raises :class:`UserError` if the disk is too small, if an item can't be read, or if the folder was written by
     another version of fedray. Items that were read before an error are kept, and the next call continues from there.
