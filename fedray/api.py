@@ -178,8 +178,8 @@ def run_experiment(
     """Runs an experiment from its configuration ``settings`` and returns the result. :func:`simulate` calls it after it
     has checked its arguments, and a sweep calls it for each run of a trial.
 
-    ``custom()`` returns the user's objects. It is called while Ray starts, and so is the import of torch, because each
-    of the three takes seconds. If Ray can't be started and the user did not ask for it, the run goes on without Ray.
+    ``custom()`` returns the user's objects. It is called, and torch is imported, while Ray starts, because each of the
+    three takes seconds. If Ray can't be started and the user did not ask for it, the run goes on without Ray.
     ``display`` shows the progress; None shows nothing.
     """
     display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)

@@ -54,8 +54,9 @@ def near_miss(name: str, known: Iterable[str]) -> str:
     """Returns the end of an error message about an unknown ``name``: a suggestion of the name in ``known`` that was
     meant, or all known names if none is similar.
 
-    A dotted name whose last part is ``name`` is preferred to a similar name; so is the key ``name`` of the section with
-    that name. The result is empty if no known name is similar and there are more than :data:`MOST_NAMES`.
+    Dotted names are preferred to a similar name if their last part is ``name``, such as ``train.lr`` for ``lr``, or if
+    they are ``<name>.name``. The result is empty if no known name is similar and there are more than
+    :data:`MOST_NAMES`.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"

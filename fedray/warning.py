@@ -28,8 +28,9 @@ def as_warning(line: str) -> str:
 
 
 class PythonWarnings:
-    """A function of one line of text, for calls of fedray from Python, where nothing is printed. A line that begins
-    with :data:`WARNING` becomes a Python warning (:class:`FedrayWarning`), but only once. Other lines are ignored.
+    """An object that is called with each line of text for the user when fedray is called from Python, where nothing is
+    printed. A line that begins with :data:`WARNING` becomes a Python warning (:class:`FedrayWarning`), but only once.
+    Other lines are ignored.
 
     The Python warnings point to the line of the user's code from which this object was made, even if another thread
     issues them later.

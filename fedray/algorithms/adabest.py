@@ -23,8 +23,8 @@ class AdaBest(FedAvg):
     y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - h_i); h_i <- h_i / gap_i + mu (x^r - y_J);
     h = beta (xbar_prev - xbar); x^{r+1} = xbar - h; xbar_prev <- xbar, from xbar_prev = x^1.
 
-    The symbols are those of :class:`FedAvg`. ``mu_scaling: fedsim`` divides mu by the mini-batches of an epoch, as the
-    authors' code does.
+    The symbols are those of :class:`FedAvg`. ``mu_scaling: fedsim`` divides mu by the number of mini-batches in an
+    epoch, as the authors' code does.
     """
 
     paper = "Varno et al., ECCV 2022"

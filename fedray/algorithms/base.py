@@ -175,8 +175,9 @@ class Algorithm:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
 
     def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
-        """Returns values for hyper-parameters whose default is None because it depends on the run, by name. For example
-        ``{"tau": round(clients / cohort)}``. Override it if the algorithm has such hyper-parameters.
+        """Returns values, by name, for the hyper-parameters whose default is None because the right value depends on
+        the run. For example ``{"tau": round(clients / cohort)}``. Override it if the algorithm has such
+        hyper-parameters.
 
         Args:
             cohort: the number of clients that take part in a round.
@@ -201,8 +202,8 @@ class Algorithm:
 
     @property
     def earlier_models(self) -> int:
-        """How many rounds back the algorithm's rules at the server need the server's models x^s of earlier rounds,
-        which they get by :attr:`ServerState.model_of`. The engine keeps a file for each of these models."""
+        """The number of past rounds whose models x^s the algorithm's rules at the server can get by
+        :attr:`ServerState.model_of`; 0 by default. The engine keeps a file for each of these models."""
         return 0
 
     @property
@@ -317,8 +318,8 @@ class Algorithm:
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
         """Returns models that are evaluated in addition to :meth:`eval_model`, by name. By default there are none.
 
-        The column ``<name>_accuracy`` of metrics.csv has the test accuracy of each, or the task's main metric. The
-        names must be the same in every round.
+        Each is evaluated on the test set: the column ``<name>_accuracy`` of metrics.csv has its accuracy, if the task
+        has one, and ``<name>_<metric>`` the task's main metric. The names must be the same in every round.
         """
         return {}
 

@@ -22,9 +22,10 @@ class DOMO(Algorithm):
     l_0 = 0; l_j = mu_l l_{j-1} + g_i(y_{j-1}); y_j = y_{j-1} - eta_l l_j; dbar_i = (1/J) sum_j l_j;
     m <- mu_s m + sum_i p_i dbar_i; x^{r+1} = x^r - alpha eta_l J m.
 
-    The symbols are those of :class:`FedAvg`; l_j is the momentum of a client and m that of the server. ``pre`` (DOMO)
-    starts from y_0 = x^r - beta eta_l J m; ``step`` (DOMO-S) starts from x^r and subtracts eta_l beta m in every step.
-    If clients make different numbers of steps, J is J_i at client i and sum_i p_i J_i at the server.
+    The symbols are those of :class:`FedAvg`; l_j is the momentum of a client and m that of the server. Clients start
+    from y_0 = x^r - beta eta_l J m (``variant: pre``, DOMO), or start from x^r and subtract eta_l beta m in every step
+    (``variant: step``, DOMO-S). If clients make different numbers of steps, J is J_i at client i and sum_i p_i J_i at
+    the server.
     """
 
     paper = "Xu and Huang, AAAI 2022"

@@ -19,10 +19,10 @@ class FastSlowMo(FedNAG):
     """Clients (workers) train as in FedNAG, with Nesterov momentum, and the server adds a momentum over rounds:
     y_new = xbar; x^{r+1} = y_new + gamma_a (y_new - y_srv); y_srv <- y_new, from y_srv = x^1.
 
-    Here xbar is the average of the workers' models. What the workers keep when the server adds its momentum makes a
-    difference. In the paper's notation it is ybar (``carry: y``). Keeping torch's Nesterov buffer, in units of a
-    gradient, gives another algorithm (``carry: velocity``): since x_t - y_t = -gamma eta_l buf_t, workers then start
-    from y = x^{r+1} + gamma eta_l buf.
+    Here xbar is the average of the workers' models. ``carry`` says what the workers keep when the server adds its
+    momentum to x: with ``y``, as in the paper, the average ybar of their iterates y; with ``velocity``, the average buf
+    of torch's Nesterov buffers, in units of a gradient. The latter is another algorithm: since x_t - y_t = -gamma eta_l
+    buf_t, workers then start from y = x^{r+1} + gamma eta_l buf.
     """
 
     paper = "Yang, Fu et al., IEEE TAI 2022"

@@ -24,15 +24,18 @@ from fedray.gradients.passes import Outputs
 class FedSiamDA(Algorithm):
     """Clients train with a Siamese loss, which compares representations of their model with those of the global model
     and of an earlier local model; the server averages twice.
-    With z the projection of a sample and p the prediction from it, under the local model y (z_k, p_k), a copy w_f of
-    the global model (z_f, p_f), and an earlier local model, hist (z_h); sg stops gradients. In each local step
+    z is the projection of a sample, and p the prediction from it: z_k, p_k under the local model y; z_f, p_f under w_f,
+    a copy of the global model; z_h under hist, an earlier local model. sg stops gradients. In each local step
         w_f <- w_f - eta_l grad mu/2 (-cos(p_f, sg z_k))                                        (8)
         y <- y - eta_l grad [f_i(y) + mu (cos(sg z_h, z_k) - 1/2 cos(p_k, sg z_f))]             (9-11)
     where z_f is that of the new w_f, which is discarded after the round. Then w_0 = mean_i y_i (13), and
-    x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over what is trained; without ``dual`` it is w_0.
+    x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over the trained parameters.
+    With ``dual: false``, x^{r+1} is w_0.
 
-    The other symbols are those of :class:`FedAvg`. hist is the local model at the end of the previous epoch (or step,
-    or round). At first it is the client's final model of its last participation; without one, the term is left out.
+    The other symbols are those of :class:`FedAvg`. hist is y as it was at the end of the previous epoch
+    (``hist: prev_epoch``) or one step earlier (``prev_step``). Before there is such a y, and always with
+    ``prev_round``, it is the client's final model of its last participation, and if the client has none, the term is
+    left out.
     """
 
     name = "fedsiam_da"

@@ -73,8 +73,8 @@ class _OwnWindow(FedAvg):
     any_optimizer = False
 
     def scale(self, client: ClientPhase) -> Tensor | float:
-        """Returns the factor s_i of a client's momentum: one over the number of rounds in its window, ``[C, 1]``, or
-        the participation ratio instead."""
+        """Returns the factor s_i of a client's momentum: one over the number of rounds in its window, ``[C, 1]``, or,
+        with ``scale: participation``, the number of clients in the cohort divided by that of all clients."""
         if self.hyper.scale == "participation":
             return client.members / client.N
         return 1 / client.gap.clamp(min=1)
@@ -82,8 +82,9 @@ class _OwnWindow(FedAvg):
 
 class LocalGHBM(_OwnWindow):
     """GHBM with a separate momentum for each client, over the rounds since the client last took part:
-    M_i = s_i (a_i - x^r), a_i the server model that the client received last, fixed for the round; s_i = 1 / gap_i,
-    or the participation ratio as in the authors' code. No correction at the first participation.
+    M_i = s_i (a_i - x^r), where a_i is the server model that the client received last, fixed for the round; s_i is
+    1 / gap_i (``scale: inv_gap``), or the cohort's share of all clients, as in the authors' code
+    (``scale: participation``). M_i = 0 at the first participation.
 
     The symbols are those of :class:`FedAvg`; M_i takes the place of M^r in :class:`GHBM`.
     """
@@ -111,11 +112,11 @@ class LocalGHBM(_OwnWindow):
 
 class FedHBM(_OwnWindow):
     """FedAvg with a momentum for each client: a step moves away from a_i, the client's final model of its last round:
-    y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), with s_i = 1 / gap_i. At the first
-    participation: no momentum (``standard``), or a_i the initial model (``shared``) or a newly drawn one (``random``),
-    with s_i = 1 / max(1, r - 1).
+    y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), with s_i = 1 / gap_i. At a client's first
+    participation there is no momentum (``variant: standard``), or s_i = 1 / max(1, r - 1) and a_i is the initial model
+    (``variant: shared``) or a newly drawn one (``variant: random``).
 
-    The symbols are those of :class:`FedAvg`. ``scale: participation`` puts the participation ratio in place of s_i.
+    The symbols are those of :class:`FedAvg`. With ``scale: participation``, s_i is the cohort's share of all clients.
     """
 
     paper = "Zaccone et al., TMLR 2025"

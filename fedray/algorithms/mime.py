@@ -20,9 +20,9 @@ from fedray.core.batches import Batch
 
 
 class MimeLite(FedAvg):
-    """FedAvg whose clients use statistics s of the server, which are frozen while they train:
-    y_j = y_{j-1} - eta_l ((1 - beta) g_i(y_{j-1}) + beta s) with s frozen; then c = sum_i p_i G_i(x^r), the
-    full-batch gradients, s <- (1 - beta) c + beta s, x^{r+1} = x^r - eta_g (x^r - xbar). MimeLite proper is beta = 0.
+    """FedAvg whose clients use statistics s of the server, a mean of gradients, and leave s unchanged as they train:
+    y_j = y_{j-1} - eta_l ((1 - beta) g_i(y_{j-1}) + beta s); then c = sum_i p_i G_i(x^r), the mean of the full-batch
+    gradients, s <- (1 - beta) c + beta s, x^{r+1} = x^r - eta_g (x^r - xbar). MimeLite proper is beta = 0.
 
     The symbols are those of :class:`FedAvg`. Without ``dampening`` the factors (1 - beta) are 1, as in torch's
     momentum.

@@ -34,11 +34,12 @@ class PFedMo(Algorithm):
     Workers (clients; eqs. 6-7) run Nesterov's rule from (x_i+, m_i+); the server averages xbar = sum p_i x_i, mbar =
     sum p_i m_i and runs the same rule on its public set (x_rep, m_rep). Scores (eqs. 8-10) on a probe batch, w =
     softmax of the representation model's logits: l_i = mean_b(-sum_c w_bc log softmax(logits_i)_bc), u_i = max(u_i,
-    l_i), s_i = 1 - l_i/u_i, a_i = pi s_i. Then
+    l_i) over the rounds, s_i = 1 - l_i/u_i, a_i = ``pi`` s_i. Then
         m_i+ = (1 - a_i) mbar + a_i m_rep                             (11)
         x_i+ = (1 - a_i) xbar + a_i x_rep + (mbar - m_i+)             (12)
     and the global model is x_+ = sum p_i x_i+. Under partial participation a client starts from the current four
-    vectors and its last a_i; one never scored takes sum p_j a_j of the last cohort, which gives exactly (x_+, m_+).
+    vectors and its last a_i. A client without a score takes sum p_j a_j of the last cohort in place of a_i, which gives
+    exactly (x_+, m_+).
     """
 
     paper = "Fu, Yang et al., IEEE Trans. Big Data 2024"

@@ -19,8 +19,9 @@ from fedray.core.batches import Batch
 
 class Scaffold(FedAvg):
     """FedAvg whose clients correct each gradient by control variates: c_i of the client, and c, the mean of all c_i:
-    y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - c_i + c); c_i+ = G_i(x^r) (option 1) or c_i - c + (x^r - y_J) / (J eta_l)
-    (option 2); x^{r+1} = x^r + eta_g mean_i (y_i - x^r); c <- c + (1/N) sum_S (c_i+ - c_i), so that c = mean_i c_i.
+    y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - c_i + c); c_i+ = G_i(x^r) (``option: 1``) or
+    c_i - c + (x^r - y_J) / (J eta_l) (``option: 2``); x^{r+1} = x^r + eta_g mean_i (y_i - x^r);
+    c <- c + (1/N) sum_S (c_i+ - c_i), so that c = mean_i c_i.
 
     The symbols are those of :class:`FedAvg`. With ``train.weighting: samples``, c is sum_i (n_i / n) c_i over all
     clients instead.

@@ -22,9 +22,9 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
     """Yields the lines that ``fedray keys`` prints: for each key of the configuration its default, description and
     type.
 
-    With ``model``, only the keys of this section's class are listed, and ``prefix`` stands in front of their names, as
-    in ``algorithm.mu``. On a terminal that is too narrow, the description continues in the next line. Output into a
-    pipe is not wrapped.
+    ``model`` is the class of the section whose keys are listed, and ``prefix`` is put in front of their names, as in
+    ``algorithm.mu``; without ``model``, all keys are listed. On a terminal that is too narrow, the description
+    continues in the next line. Output into a pipe is not wrapped.
     """
     from fedray.config import Config, documented_keys
 
@@ -34,7 +34,7 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines that ``fedray algorithms`` prints: for each algorithm its paper, rule and hyper-parameters.
-    Without ``names``, these are all algorithms that come with fedray."""
+    ``names`` are the algorithms to list, by default all that come with fedray."""
     from fedray.algorithms import find_algorithm, known_algorithms
 
     for name in names or known_algorithms():
@@ -46,7 +46,7 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines that ``fedray models`` prints: for each model its options, and the devices on which its results
-    are the same to the bit. Without ``names``, these are all models that come with fedray."""
+    are the same to the bit. ``names`` are the models to list, by default all that come with fedray."""
     from fedray.models import MODELS, find_model, options_of
     from fedray.models.bits import promise, where_measured
 
@@ -64,7 +64,8 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines that ``fedray datasets`` prints: data sources with their variants, and ways of partitioning
-    samples among clients, with their keys. Without ``names``, these are all that come with fedray."""
+    samples among clients, with their keys. ``names`` are the sources and partitions to list, by default all that come
+    with fedray."""
     from fedray.data.partitions.partition import PARTITIONERS
     from fedray.data.sources.source import SOURCES
 

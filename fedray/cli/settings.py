@@ -17,8 +17,8 @@ EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that describe a run to the parser of a command: a config file and overrides such as
-    ``train.lr=0.1``, which are then in ``options.settings``."""
+    """Adds the arguments that describe a run to the ``parser`` of a command: a config file and overrides such as
+    ``train.lr=0.1``. The parsed options have them as a list of words, the attribute ``settings``."""
     settings = "a config file, and overrides; of a key that is given twice the last value counts"
     parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=settings)
 

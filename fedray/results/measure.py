@@ -21,7 +21,7 @@ class Measure:
     """The metric by which runs are compared, such as the accuracy on the test set. ``mode`` says whether larger (max)
     or smaller (min) values are better.
 
-    ``of`` says which model was evaluated, on which data: ``test`` is the evaluated model on the test set,
+    ``of`` says which model was evaluated on the test set: with ``test`` the one that the algorithm would deploy, with
     ``representation`` the representation model of pFedMo's server.
     """
 
@@ -64,6 +64,6 @@ class Measure:
 
     @property
     def words(self) -> str:
-        """The metric's name as it is written in texts: ``F1`` for ``f1``, and for others with blanks in place of
-        underscores."""
+        """The metric's name as it is written in texts: ``F1`` for ``f1``, and otherwise the name with blanks in place
+        of underscores."""
         return {"f1": "F1"}.get(self.metric, self.metric.replace("_", " "))

@@ -20,8 +20,8 @@ class Quantity:
     and a ``label`` for the vertical axis.
 
     The column ``value`` has the results, and ``margin`` half the widths of their intervals, both in the units of the
-    picture. The column ``lost`` marks rows that get a cross, and ``lost_means`` says why: some runs diverged, or there
-    is no value.
+    picture. The column ``lost`` marks rows that get a cross. ``lost_means`` is the text that explains the crosses, such
+    as ``runs diverged``.
     """
 
     label: str
@@ -34,7 +34,7 @@ def number_figures(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]
     Yields pairs of a sentence that says what the figure shows, and the figure.
 
     For each such key there are figures of the final metric, of the rounds to each target, and of the seconds of a
-    round. A figure has a line for each choice of all other keys in which groups differ.
+    round. A figure has a line for each combination of values of the other keys in which groups differ.
     """
     keys = list(dict.fromkeys(key for group in comparison.groups for key in (*group.environment, *group.values)))
     for key in keys:

@@ -14,11 +14,11 @@ from fedray.errors import UserError
 
 @dataclass(frozen=True)
 class Result:
-    """The output of a command, which chooses a folder for its files so that no other files are overwritten.
+    """The output of a command. Its methods choose a folder for its files, so that no other files are overwritten.
 
     ``kind`` is a word for messages, such as "comparison". ``mark`` is the name of a JSON file that every such folder
-    contains. The keys and values in ``identity`` must be in this file if the folder holds an older result of the same
-    kind and content.
+    contains. A folder counts as an older result of the same kind and content if this file has all keys of ``identity``,
+    with the same values.
     """
 
     kind: str

@@ -109,7 +109,8 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
 
     Args:
         values: the means, of which there is at least one.
-        drawn: the ends of everything that is drawn; the axis does not go beyond these ends if the means differ.
+        drawn: the lower and the upper end of the axis with which everything, intervals included, is visible. The result
+            does not go beyond them, unless all means are equal.
         ceiling: the largest value that a mean can have.
     """
     least, most = float(values.min()), float(values.max())

@@ -56,8 +56,8 @@ def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> s
 
 
 def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """Returns the two-sided p-value of the paired t-test between a group's results ``values`` and the ``baseline``'s,
-    of which those at the same position are a pair. Returns NaN for fewer than :data:`LEAST_RUNS` (3) pairs.
+    """Returns the two-sided p-value of the paired t-test between a group's results, ``values``, and those of the
+    ``baseline``. Results at the same position are a pair. Returns NaN for fewer than :data:`LEAST_RUNS` (3) pairs.
 
     If no pair differs, the test statistic would be 0/0. The p-value is then 1, because there is no evidence of a
     difference.

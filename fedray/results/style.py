@@ -36,8 +36,8 @@ BESIDE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Line:
-    """The style of one group's line in a picture: its colour, its marker, and its ``place`` among the ``lines`` of the
-    picture, from 0. The place decides which points have a marker."""
+    """The style of one group's line in a picture: its colour, its marker, its ``place`` among the lines of the picture,
+    from 0, and the number of these, ``lines``. The place decides which points have a marker."""
 
     colour: str
     marker: str

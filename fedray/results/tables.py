@@ -103,7 +103,7 @@ def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
 
 def digits_of(values: Sequence[float], measure: Measure) -> int:
     """Returns how many digits after the point values of the metric ``measure`` are shown with: two for a percentage;
-    for another metric as many as give the largest of ``values`` four digits."""
+    for another metric so many that the largest of ``values`` has four digits in all."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if measure.percent or not largest:
         return 2

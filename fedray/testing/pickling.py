@@ -79,8 +79,8 @@ class PicklingPool(LocalPool):
     but share nothing with the server or with each other.
 
     The experiment, the data, tasks and results are pickled on their way, and arrays arrive read-only. The workers take
-    turns, and the results come in another order. A run with the same result on this pool and on the local engine also
-    has it on Ray, unless starting or losing processes makes a difference.
+    turns, and the results come in another order. A run that has the same result on this pool as on the local pool has
+    the same result on Ray, too, unless starting or losing processes makes a difference.
     """
 
     def __init__(self, worker: Worker, workers: int = 2) -> None:

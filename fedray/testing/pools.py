@@ -57,8 +57,9 @@ class PoolContract:
     """The value of ``engine.kind``: local, or a user-defined pool as file.py:Class or module:Class."""
 
     def make_pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
-        """Makes the tested pool for the server's ``worker``. Returns the pool, and a list with a description of each
-        process that computes (a dict, as in summary.json)."""
+        """Makes the tested pool from ``worker``, which does tasks in the server's process and has the run's experiment
+        and data. Returns the pool, and a list with a description of each process that computes (a dict, as in
+        summary.json)."""
         return make_pool(self.pool, worker), [worker.describe()]
 
     @contextlib.contextmanager
@@ -123,8 +124,8 @@ class PoolContract:
                 np.testing.assert_array_equal(value, vectors[name])
 
     def test_the_states_of_clients_can_be_stored(self, tmp_path: Path) -> None:
-        """Checks that the states which clients keep are in the files that the results of tasks name, and that the
-        pool's method ``store`` copies them from there to another file, as a checkpoint does."""
+        """Checks that each task's result names a file with the states that clients keep, and that the pool's method
+        ``store`` writes the same states to another file, as a checkpoint does."""
         with self.open(tmp_path) as run:
             _, tasks = next(phase_tasks(run))
             files = [file for _, result in run.pool.map(tasks) for file in result.states]
@@ -165,8 +166,8 @@ class PoolContract:
                 list(run.pool.map(tasks))
 
     def test_a_pool_says_how_work_should_be_cut(self, tmp_path: Path) -> None:
-        """Checks that the pool has possible values of ``slots`` (tasks done at the same time) and ``task_fraction``
-        (size of a task), and that a cohort can be divided into tasks by these values, each client once."""
+        """Checks that the pool's ``slots`` (number of tasks done at the same time) and ``task_fraction`` (size of a
+        task) are in their ranges, and that a cohort is divided by them into tasks that have each client once."""
         with self.open(tmp_path) as run:
             assert run.pool.slots >= 1
             assert 0 < run.pool.task_fraction <= 1
@@ -195,7 +196,8 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
 
 def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], dict[str, Any]]:
     """Computes round 1 of an opened run and returns the results of its tasks, so that two pools can be compared: a dict
-    by phase and first position of the task, whose values have no arrays, only bytes, numbers and texts.
+    by phase and by the position in the cohort of the task's first client. Its values have only bytes, numbers and
+    texts, no arrays.
 
     The tasks are done by the function ``do``, which has the signature of ``Pool.map``. None stands for the run's own
     pool.

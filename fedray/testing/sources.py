@@ -20,7 +20,8 @@ from fedray.data.storage.contents import data_digests
 
 
 class SourceContract:
-    """Tests of what must hold for every data source. They check what a run relies on beyond the checks of each call.
+    """Tests of what must hold for every data source. They check what a run relies on but does not check itself whenever
+    it loads a source.
 
     A subclass in a test file of pytest sets ``settings``, the keys of the configuration that name the source:
     ``data.source``, ``data.root`` and others.

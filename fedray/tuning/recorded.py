@@ -57,8 +57,8 @@ def objective_of(spec: SweepSpec) -> str | None:
 
 def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Compares two records of sweeps (contents of sweep.yaml), ``old`` from the folder and ``new`` from the sweep that
-    should continue in the folder. Returns the names of the keys and inputs that differ and that must not, such as
-    ``tune.seeds``.
+    should continue in the folder. Returns the names of the keys, such as ``tune.seeds``, and inputs (data and code)
+    that differ although they must be equal.
 
     An empty list means that the sweep may be continued. Keys that may change, such as ``tune.trials``, are ignored.
     """

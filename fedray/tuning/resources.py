@@ -138,8 +138,8 @@ def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: b
     (otherwise None).
 
     ``bundles`` are the resources of one trial. If ``asked`` is None, as many trials run as fit on the cluster.
-    ``started_here`` says that this program has started the cluster, which no node can then join; then
-    :class:`UserError` is raised if not even one trial fits.
+    ``started_here`` says that this program has started the cluster. No node can join such a cluster, so that
+    :class:`UserError` is raised if not even one trial fits. On any other cluster the number is at least 1.
     """
     total, free = ray.cluster_resources(), ray.available_resources()
     fits = _fitting([node["Resources"] for node in ray.nodes() if node["Alive"]], bundles)

@@ -65,9 +65,9 @@ class Suite:
     """A suite, a fair comparison of algorithms, as read from its file. Each algorithm is tuned by a sweep, and the best
     trials run again on fresh seeds.
 
-    ``specs`` has the sweep of each algorithm, and ``seeds`` is the number of fresh seeds. ``baseline`` is the sweep
-    with whose best trial the best trials of the others are compared. ``notes`` are lines for the user about settings
-    that are the same for all algorithms, and settings that are not.
+    ``specs`` has the sweep of each algorithm, and ``seeds`` is the number of fresh seeds. ``baseline`` is one of these
+    sweeps; the best trials of the others are compared with its best trial. ``notes`` are lines for the user about
+    settings that are the same for all algorithms, and settings that are not.
     """
 
     name: str
@@ -183,7 +183,7 @@ class _Common:
 
     def leaves(self, key: str) -> bool:
         """Returns whether a space file of an algorithm may decide ``key``: it is a hyper-parameter of the algorithm or
-        an optimizer, and the suite neither sets nor searches it."""
+        of an optimizer, and the suite neither sets nor searches it."""
         is_of_algorithm = key.startswith("algorithm.") or key in OF_OPTIMIZERS
         return is_of_algorithm and not any(key in keys for keys in (self.base, self.space, self.overrides))
 

@@ -64,7 +64,7 @@ def suite_rows(suite: Suite) -> list[Row]:
     - ``seeds_asked``: the number of fresh seeds.
     - ``winner``: the number of the best trial; ``validation``: its value of the objective, which is left out for a
       configuration with changed keys.
-    - ``with``: its sampled values, and the hyper-parameters of the optimizers that differ between the algorithms.
+    - ``with``: its sampled values, and those optimizer hyper-parameters whose values differ between the algorithms.
     - ``parameters``: the number of parameters of its model; ``weighting``: how its clients are weighted;
       ``public_samples``: how many public samples were trained on (:func:`~fedray.results.unequal.public_samples`).
     """

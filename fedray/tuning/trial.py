@@ -134,7 +134,7 @@ class TrialThread:
         """Lets the trial compute until its next message (a finished round, the end of a run, or the end of the trial),
         and returns the message.
 
-        The last message is a :class:`TrialEnd`, after which this must not be called again. Between two calls the trial
+        The last message is a :class:`TrialEnd`. Do not call this method again after that. Between two calls the trial
         waits, so that it never computes further than Tune has seen. If the trial raises an exception, the TrialEnd has
         the error.
         """

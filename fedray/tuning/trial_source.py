@@ -43,8 +43,8 @@ class TrialSource(Protocol):
         """
 
     def trial_failed(self, key: str, error: str) -> None:
-        """Called when the running trial ``key`` can't be completed because of ``error``, a text. It ends the trial,
-        which is not started again."""
+        """Called when the running trial ``key`` can't be completed because of ``error``, a text. The trial has then
+        ended, and is not started again."""
 
 
 class CombinedTrialSource:
