@@ -183,12 +183,12 @@ def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
 
 
 def subtree(start: int, size: int) -> Node:
-    """Returns the node ``(level, index)`` of the tree of additions that is the sum of the positions ``start`` to start
-    + size - 1. The node covers the positions from index * 2**level to (index + 1) * 2**level - 1, of which the last may
-    lie beyond the cohort.
+    """Returns the node ``(level, index)`` of the tree of additions that is the sum over ``size`` positions, from
+    ``start`` on. The node covers the positions from index * 2**level to (index + 1) * 2**level - 1; those that lie
+    beyond the cohort add nothing.
 
-    Let P be the smallest power of two that is at least ``size``. ``start`` must be a multiple of P, and ``size`` may be
-    less than P only if the cohort ends with these positions.
+    ``start`` must be a multiple of P, the smallest power of two that is at least ``size``. If ``size`` is less than P,
+    the cohort must end with these positions.
     """
     level, index = 0, start
     while (1 << level) < size:

@@ -63,8 +63,8 @@ class DirectLinear(TorchFunctionMode):
     @contextlib.contextmanager
     def writing(self, out: Tensor) -> Iterator[None]:
         """A context for the backward pass, in which the large linear layers write the gradients of their weights into
-        ``out [width]``, the vector of all gradients. After it, the attribute ``written`` has the numbers of the
-        parameters whose gradients were written."""
+        ``out [width]``, the vector of all gradients. After it, the attribute ``written`` has the positions in
+        ``parameters`` of the weights whose gradients were written."""
         self.out, self.written = out, set()
         try:
             yield

@@ -135,7 +135,8 @@ class TrainingPass:
 class Losses(NamedTuple):
     """The losses of one client's mini-batch: ``each [b]`` has the task loss of each sample, and ``weights [b]`` by how
     much each counts in the mean (None if all count the same). ``followed`` has numerator and denominator of the metric
-    that the task follows, such as the accuracy, or is None."""
+    that the task follows, such as the accuracy, each summed over the mini-batch; it is None if no metric is
+    followed."""
 
     each: Tensor
     weights: Tensor | None

@@ -188,9 +188,9 @@ class AsMade(NamedTuple):
         constructor. ``name`` is the module's name in messages.
 
         Other processes must make the same buffers. So :class:`UserError` is raised if such a buffer depends on more
-        than the shape of the inputs: it is one of those that ``found`` lists as changing, or differs in a second
-        module, from ``make()``, that is run on other inputs of the shape of ``x``. It is also raised if a parameter has
-        become trained or frozen since the names were noted.
+        than the shape of the inputs: if ``found``, which trial passes of the module have shown, lists it as changing,
+        or if it is different in a second module, made by ``make()``, after a forward pass of other inputs of the shape
+        of ``x``. The error is also raised if a parameter has become trained or frozen since the names were noted.
         """
         if switched := sorted(self.trained ^ AsMade.of(module).trained):
             raise UserError(
