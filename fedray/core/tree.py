@@ -49,8 +49,8 @@ class TreeSum:
         """Adds the float64 ``value`` of a node of the tree of additions. A leaf ``(0, position)`` is the vector of one
         client; ``(level, index)`` is a sum that was already taken over 2**level positions, from index * 2**level on.
 
-        The sum of two values is written into the memory of one of them, unless both are ``read_only``. It is on the
-        device of the value that was added first.
+        The sum of two values is written into the memory of one of them, unless both are ``read_only``. The sum is on
+        the device of the value that was added first.
         """
         level, index = node
         while index or (1 << level) < self.members:

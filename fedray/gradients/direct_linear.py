@@ -91,8 +91,9 @@ class DirectLinear(TorchFunctionMode):
 
     def write(self, number: int, slot: Slot, left: Tensor, right: Tensor) -> None:
         """Writes the product of the matrices ``left`` and ``right`` into the vector of all gradients, at the place
-        ``slot``, as the gradient of parameter ``number``. If this gradient was written before, because a layer is used
-        twice, the product is added to it. The backward pass of a linear layer calls it."""
+        ``slot``, as the gradient of the parameter at position ``number`` in ``parameters``. If this gradient was
+        written before, because a layer is used twice, the product is added to it. The backward pass of a linear layer
+        calls it."""
         assert self.out is not None
         place = slot.view(self.out)
         if number in self.written:

@@ -307,9 +307,9 @@ class Network:
         return x, y
 
     def training_mode(self, x: Any, size: int) -> None:
-        """Puts the module into training mode for a mini-batch ``x`` of ``size`` samples of one client. If it has a
-        single sample, layers of batch normalisation that would have only one value per channel use their running
-        statistics instead. Layers of BatchNorm2d mostly have many values per channel even then."""
+        """Puts the module into training mode for a mini-batch ``x`` of ``size`` samples of one client. For a single
+        sample, layers of batch normalisation that would have only one value per channel use their running statistics
+        instead. BatchNorm2d mostly has many values per channel even for one sample."""
         if size > 1 or not self._norms:
             return self.mode(training=True)
         if self._single is None:

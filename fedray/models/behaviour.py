@@ -260,8 +260,8 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
 def without_traces(module: nn.Module) -> Iterator[None]:
     """A context for trial passes of ``module`` that are repeatable and leave no trace.
 
-    Within the context no gradients are computed, and the global generators always draw the same numbers, because some
-    models skip layers at random. After it the module's tensors and the generators are as before.
+    Within the context no gradients are computed. The global generators draw the same numbers in each such context,
+    because some models skip layers at random. After it the module's tensors and the generators are as before.
     """
     places = Places(module)
     kept = places.tensors if may_write(module) else places.buffers
