@@ -20,7 +20,7 @@ from fedray.errors import UserError
 
 
 class Portable:
-    """A wrapper of a ``module`` that can be copied, and pickled for other processes, without losing anything.
+    """A wrapper with which a ``module`` can be copied, and pickled for other processes, without losing anything.
 
     torch loses the hooks of a module's parameters when it copies or pickles the module, and it can't pickle a module
     with parametrizations. This class handles both. The module, in its attribute ``module``, is complete again after

@@ -100,8 +100,8 @@ class Places:
                 held[key] = tensor
 
     def are_held(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Returns whether the module still uses ``tensors`` (by name), so that no forward pass has put other tensors in
-        their places."""
+        """Returns whether the module still uses ``tensors`` (by name), that is, whether no forward pass has put other
+        tensors in their places."""
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:

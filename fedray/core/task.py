@@ -135,8 +135,9 @@ class Task:
         smoothing: the label smoothing in training. Each target has the weight 1 - smoothing, and all classes share the
             weight ``smoothing`` (C. Szegedy et al.: Rethinking the Inception Architecture for Computer Vision. CVPR
             2016, section 7).
-        counting: the weight of each target in the mean of the loss, for losses whose values already contain this
-            factor, such as torch's with class weights. None if all targets count the same.
+        counting: a function ``counting(targets)`` that returns the weight of each target in the mean of the loss, for
+            losses whose values already contain this factor, such as torch's with class weights. None if all targets
+            count the same.
     """
 
     kind: str = "classification"

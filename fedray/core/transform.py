@@ -51,7 +51,7 @@ class EachSample:
 
 
 def each_sample(transform: Transform) -> Transform:
-    """Makes a transform of mini-batches that changes each sample differently, of a transform of single samples.
+    """Turns a transform of single samples into a transform of mini-batches that changes each sample differently.
 
     torchvision's transforms draw random numbers once per call, so they flip or crop all images of a batch in the same
     way.

@@ -49,8 +49,8 @@ class TreeSum:
         """Adds the float64 ``value`` of a node of the tree of additions. A leaf ``(0, position)`` is the vector of one
         client; ``(level, index)`` is a sum that was already taken over 2**level positions, from index * 2**level on.
 
-        The sum of two values is written into the memory of one of them, unless both are ``read_only``. It is on the
-        device of the value that was added first.
+        The sum of two values is written into the memory of one of them, unless both are ``read_only``. The sum is on
+        the device of the value that was added first.
         """
         level, index = node
         while index or (1 << level) < self.members:
@@ -183,12 +183,12 @@ def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
 
 
 def subtree(start: int, size: int) -> Node:
-    """Returns the node ``(level, index)`` of the tree of additions that is the sum of the positions ``start`` to start
-    + size - 1. The node covers the positions from index * 2**level to (index + 1) * 2**level - 1, of which the last may
-    lie beyond the cohort.
+    """Returns the node ``(level, index)`` of the tree of additions that is the sum over ``size`` positions, from
+    ``start`` on. The node covers the positions from index * 2**level to (index + 1) * 2**level - 1; those that lie
+    beyond the cohort add nothing.
 
-    Let P be the smallest power of two that is at least ``size``. ``start`` must be a multiple of P, and ``size`` may be
-    less than P only if the cohort ends with these positions.
+    ``start`` must be a multiple of P, the smallest power of two that is at least ``size``. If ``size`` is less than P,
+    the cohort must end with these positions.
     """
     level, index = 0, start
     while (1 << level) < size:

@@ -37,8 +37,8 @@ class Slot:
         return prod(self.shape)
 
     def view(self, vector: Tensor) -> Tensor:
-        """Returns the tensor that this slot describes, in its own shape, as a view of ``vector [width]``, a model's
-        row."""
+        """Returns the tensor that this slot describes, in its own shape, as a view of ``vector``: a model's row or
+        gradient, or the entries of a :class:`Block`."""
         return self.shaped(vector[self.start : self.start + self.size])
 
     def shaped(self, piece: Tensor) -> Tensor:

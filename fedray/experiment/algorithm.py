@@ -44,8 +44,8 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
 
 
 def choose_head(config: Config, algorithm: Algorithm) -> str:
-    """Returns the name of the model's head, its last layers, for ``model.head``; ``auto`` stands for the head that the
-    algorithm needs.
+    """Returns the name of the model's head (its last layers): the value of ``model.head`` or, if that is ``auto``, the
+    head that the algorithm needs.
 
     Raises :class:`UserError` if there is no such head, or the algorithm can't work with it.
     """

@@ -33,9 +33,9 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     shared: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
     def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
-        """Returns the experiment and the server of another algorithm.
+        """Returns the experiment and the server of the algorithm ``name``, whose class is ``cls``.
 
-        Algorithms that need the same head and data share them.
+        Algorithms that need the same head and the same data get the same experiment and server.
         """
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]

@@ -23,8 +23,8 @@ class CustomObjects:
     """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`, instead of naming them
     in the configuration.
 
-    ``preloaded`` says that ``source`` is not the user's but the one that the configuration names, read once for several
-    runs. ``callbacks`` are the user's functions and objects that follow all runs of a sweep.
+    ``source`` has the data. With ``preloaded`` it is not the user's, but the source that the configuration names, read
+    once for several runs. ``callbacks`` are the user's functions and objects that follow all runs of a sweep.
     """
 
     source: Source | None = None

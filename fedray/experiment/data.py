@@ -44,7 +44,8 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
     """Reads the data that ``config`` describes, partitions them among the clients, and places them as
     ``data.access`` says.
 
-    ``custom`` may have data that the user passed from Python. ``map_all`` maps samples from files
+    ``custom`` may have data that the user passed from Python. ``map_all(arrays, folder)`` writes samples into files of
+    a folder and maps them into memory, if ``data.access`` asks for that
     (:func:`fedray.data.storage.access.with_access`). Raises :class:`UserError` if the data can't be read, or can't be
     partitioned as the configuration asks.
     """

@@ -58,11 +58,11 @@ def _check_extensions(config: Config) -> None:
 
 
 def check_custom(config: Config, names: Collection[str]) -> None:
-    """Checks that the objects that the user passes from Python go with ``config``. ``names`` has the names of
-    these objects.
+    """Checks that ``config`` can be used with the objects that the user passes from Python. ``names`` has the names of
+    these objects, such as ``data``.
 
-    Raises :class:`UserError` if ``config`` was made with such objects (``run.given``) that are now missing, or sets
-    keys that have no meaning with them.
+    Raises :class:`UserError` if ``config`` was made with objects (``run.given``) that are not passed now, or if it sets
+    keys that have no meaning with the objects that are passed.
     """
     missing = [f"{name}=" for name in config.run.given if name not in names]
     if missing:

@@ -42,7 +42,7 @@ class ModelStage(Stage):
 def model_stage(
     config: Config, custom: CustomObjects, head: str, data: FederatedData, training: TrainingStage
 ) -> ModelStage:
-    """Makes the model that ``config`` describes once, inspects its behaviour, and determines its task.
+    """Makes the model that ``config`` describes, inspects its behaviour, and determines its task.
 
     ``custom`` may have a model, a loss and metrics of the user's, and ``head`` is the name of the head. Raises
     :class:`UserError` if the model can't be trained on the data, or its outputs do not fit the targets.

@@ -25,7 +25,7 @@ AutoDevice = Callable[[Path], Device]
 def device_here(folder: Path) -> Device:
     """Returns the device that ``engine.device: auto`` stands for on one machine: its GPU, if torch can use it.
 
-    ``folder`` is the run's folder, which makes no difference here.
+    ``folder``, the run's folder, is not used; it is there because this function is an :data:`AutoDevice`.
     """
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -78,10 +78,10 @@ def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device,
     """Decides on which device clients are trained, and whether several client actors (Ray processes that train clients)
     share a GPU.
 
-    Returns the device, the values of ``engine`` keys that follow from it, by name, and lines for the user.
-    ``auto(folder)`` returns the device if ``engine.device`` is ``auto``. On a Ray cluster with GPUs, as many client
-    actors share each GPU as fit, unless the user sets their number. Raises :class:`UserError` if the local engine
-    should use a GPU and there is none.
+    Returns the device; the values of ``engine`` keys that follow from it, by name; and lines for the user. ``folder``
+    is the run's folder, and ``auto(folder)`` returns the device that ``engine.device: auto`` stands for. On a Ray
+    cluster with GPUs, as many client actors share each GPU as fit, unless the user sets their number. Raises
+    :class:`UserError` if the local engine should use a GPU and there is none.
     """
     on_ray, device = engine.kind == "ray", engine.device
     has_share = on_ray and bool(engine.gpus_per_actor or engine.actors_per_gpu)

@@ -47,7 +47,8 @@ def resolve(
         config: The user's configuration, in which keys may be null or ``auto``.
         custom: The objects that the user passed from Python.
         around: The machines of the run. The default is this machine.
-        map_all: Maps samples from files (:func:`fedray.data.storage.access.with_access`).
+        map_all: A function that writes samples into files of a folder and maps them into memory, if ``data.access``
+            asks for that (:func:`fedray.data.storage.access.with_access`).
 
     Raises:
         UserError: Something that the configuration names does not exist, or keys contradict each other.
@@ -72,7 +73,8 @@ def resolve_data(config: Config, map_all: MapAll = map_arrays) -> DataStage:
     """Returns only the data that ``config`` describes, partitioned among the clients as in a run, for commands such
     as ``fedray data info``.
 
-    ``map_all`` maps samples from files (:func:`fedray.data.storage.access.with_access`).
+    ``map_all(arrays, folder)`` writes samples into files of a folder and maps them into memory, if ``data.access`` asks
+    for that (:func:`fedray.data.storage.access.with_access`).
     """
     custom = CustomObjects()
     return data_stage(config, custom, choose_algorithm(config, custom), map_all)

@@ -13,9 +13,9 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The answer of a stage. A configuration is resolved in stages: data, training, model and execution.
+    """What a stage has decided. A configuration is resolved in stages: data, training, model and execution.
 
-    ``settings`` has the values in the resolved configuration of the keys that the stage decides, by dotted key.
+    ``settings`` has, by dotted key, the keys that the stage decides, with their values in the resolved configuration.
     ``notes`` are lines for the user.
     """
 

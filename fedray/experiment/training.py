@@ -30,11 +30,11 @@ EXAMPLES = 16
 class TrainingStage(Stage):
     """The length of a run, who takes part in a round, and how a client trains.
 
-    In ``algorithm`` null hyper-parameters are replaced by their defaults, which ``defaults`` has by dotted key.
-    ``local`` are the settings of the clients' local training. ``transform`` is the user's transform of mini-batches, or
-    None. ``rounds`` and ``cohort_size`` are the numbers of rounds and of clients in a round, and ``weighting`` says how
-    the clients are weighted. ``batch_size`` is the number of samples in the largest mini-batch, and ``total_steps`` the
-    number of local steps of all clients in all rounds.
+    ``algorithm`` is the run's algorithm, with defaults in place of null hyper-parameters; ``defaults`` has the defaults
+    by dotted key. ``local`` are the settings of the clients' local training. ``transform`` is the user's transform of
+    mini-batches, or None. ``rounds`` and ``cohort_size`` are the numbers of rounds and of clients in a round, and
+    ``weighting`` says how the clients are weighted. ``batch_size`` is the number of samples in the largest mini-batch,
+    and ``total_steps`` the number of local steps of all clients in all rounds.
     """
 
     algorithm: Algorithm

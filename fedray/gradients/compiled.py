@@ -41,9 +41,9 @@ class Compiled:
     """A function that torch's compiler makes faster: ``compiled(shape, *inputs)`` returns ``function(*inputs)`` for a
     mini-batch of ``shape``.
 
-    ``function`` must be pure, and take tensors, or tuples and dicts of tensors. It is compiled separately for each of
-    the ``shapes`` of mini-batches, when a mini-batch of that shape first occurs, within the context ``around()``.
-    ``shape in compiled`` says whether a shape is among them.
+    ``function`` must be pure, and take tensors, or tuples and dicts of tensors. ``shapes`` are the possible shapes of
+    mini-batches; ``shape in compiled`` says whether a shape is among them. The function is compiled separately for
+    each, when a mini-batch of that shape first occurs, within the context ``around()``.
     """
 
     def __init__(self, function: Function, shapes: Collection[Any], around: Around = contextlib.nullcontext) -> None:

@@ -63,8 +63,8 @@ class DirectLinear(TorchFunctionMode):
     @contextlib.contextmanager
     def writing(self, out: Tensor) -> Iterator[None]:
         """A context for the backward pass, in which the large linear layers write the gradients of their weights into
-        ``out [width]``, the vector of all gradients. After it, the attribute ``written`` has the numbers of the
-        parameters whose gradients were written."""
+        ``out [width]``, the vector of all gradients. After it, the attribute ``written`` has the positions in
+        ``parameters`` of the weights whose gradients were written."""
         self.out, self.written = out, set()
         try:
             yield
@@ -91,8 +91,9 @@ class DirectLinear(TorchFunctionMode):
 
     def write(self, number: int, slot: Slot, left: Tensor, right: Tensor) -> None:
         """Writes the product of the matrices ``left`` and ``right`` into the vector of all gradients, at the place
-        ``slot``, as the gradient of parameter ``number``. If this gradient was written before, because a layer is used
-        twice, the product is added to it. The backward pass of a linear layer calls it."""
+        ``slot``, as the gradient of the parameter at position ``number`` in ``parameters``. If this gradient was
+        written before, because a layer is used twice, the product is added to it. The backward pass of a linear layer
+        calls it."""
         assert self.out is not None
         place = slot.view(self.out)
         if number in self.written:

@@ -63,7 +63,7 @@ def may_write(module: nn.Module) -> bool:
 
 def global_hooks() -> bool:
     """Returns whether this process has any hooks that torch calls for every module (``register_module_forward_hook``
-    and the like). Other processes do not have them."""
+    and the like). Other processes, such as Ray's client actors, do not get these hooks."""
     of_all = nn.modules.module
     return any(
         (

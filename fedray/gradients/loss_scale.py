@@ -29,10 +29,10 @@ class LossScale:
         self.factors = torch.full((clients,), FIRST, device=device)
 
     def lowered(self, gradients: Tensor, clients: slice = slice(None)) -> bool:
-        """Checks ``gradients [clients, width]`` for overflow: halves the factor of each client whose row is not finite,
-        and returns whether there was any, so that the backward pass must be repeated. ``clients`` says to which of the
-        C clients the rows belong. A factor of 1 is not halved, because then the loss or the forward pass itself
-        overflows."""
+        """Checks ``gradients [rows, width]`` for overflow: halves the factor of each client whose row is not finite,
+        except a factor of 1, with which the loss or the forward pass itself overflows. Returns whether any factor was
+        halved; the backward pass must then be repeated. ``clients`` is the slice of the C clients to which the rows
+        belong."""
         factors = self.factors[clients]
         lower = ~gradients.isfinite().all(dim=1) & (factors > 1)
         self.factors[clients] = torch.where(lower, factors / 2, factors)
@@ -51,9 +51,10 @@ def write_gradient(
     """Computes the gradient of one client's loss ``objective`` with respect to the parameters ``tensors``, and writes
     it into ``out [width]``, in the order of ``layout``.
 
-    With a ``scale``, the loss is multiplied by the factor of the client, which is in row ``client`` of its stack; the
-    backward pass is repeated with a smaller factor while the gradient overflows. With ``direct``, and without a
-    ``scale``, large linear layers write their gradients into ``out`` themselves.
+    With a ``scale``, the loss is multiplied by the client's factor before the backward pass, and the gradient in
+    ``out`` is divided by it again; this is repeated with a smaller factor while the gradient overflows. ``client`` is
+    the client's row in its stack. With ``direct``, and without a ``scale``, large linear layers write their gradients
+    into ``out`` themselves.
     """
     if scale is None:
         with contextlib.nullcontext() if direct is None else direct.writing(out):

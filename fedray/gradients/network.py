@@ -307,9 +307,9 @@ class Network:
         return x, y
 
     def training_mode(self, x: Any, size: int) -> None:
-        """Puts the module into training mode for a mini-batch ``x`` of ``size`` samples of one client. If it has a
-        single sample, layers of batch normalisation that would have only one value per channel use their running
-        statistics instead. Layers of BatchNorm2d mostly have many values per channel even then."""
+        """Puts the module into training mode for a mini-batch ``x`` of ``size`` samples of one client. For a single
+        sample, layers of batch normalisation that would have only one value per channel use their running statistics
+        instead. BatchNorm2d mostly has many values per channel even for one sample."""
         if size > 1 or not self._norms:
             return self.mode(training=True)
         if self._single is None:
@@ -325,7 +325,7 @@ class Network:
         """Runs the forward passes of the mini-batches ``batch`` at the C models ``at``, in training mode, and returns a
         :class:`TrainingPass`, which has their outputs and later computes the gradient. The buffers of ``at`` are
         updated in place, as the passes update them. ``rng`` fixes the random numbers of modules that draw some
-        (dropout), and ``scale`` multiplies losses in fp16."""
+        (dropout). ``scale`` scales losses up in fp16; the gradient is not scaled."""
         found = TrainingPass(self.layout, scale)
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
@@ -367,8 +367,8 @@ class Network:
 
         The buffers of ``at`` are updated in place, as the module's forward pass updates them. ``rule_loss`` is a loss
         of the algorithm that replaces the task loss; it gets one row of each of ``extras [C, ...]``. ``rng`` fixes the
-        random numbers of modules that draw some (dropout). ``scale`` multiplies losses before the backward pass, in
-        fp16.
+        random numbers of modules that draw some (dropout). ``scale`` scales losses up in fp16; the returned gradients
+        are not scaled.
         """
         raise NotImplementedError
 
@@ -382,8 +382,8 @@ class Network:
         return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the gradient, the task loss and the sums of the metric that the task follows, for the task loss
-        alone, as a tuple of tensors; each subclass says which. It changes nothing, so that it can be compiled. The
+        """Returns a tuple: the gradient of the task loss, the task loss, and the sums of the metric that the task
+        follows. Their shapes differ between the subclasses. It changes nothing, so that it can be compiled. The
         ``inputs`` are those that :meth:`inputs_of` returns."""
         raise NotImplementedError
 

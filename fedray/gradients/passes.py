@@ -77,7 +77,7 @@ def followed_of(sums: Sequence[Tensor]) -> Followed | None:
 class Gradient(NamedTuple):
     """The gradients of C clients' mini-batches: ``value [C, width]``, and ``task_loss [C]``, the mean task loss of each
     mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that the task follows, such as the
-    accuracy, or is None."""
+    accuracy; it is None if no metric is followed."""
 
     value: Tensor
     task_loss: Tensor
@@ -90,7 +90,7 @@ class TrainingPass:
 
     ``features [C, b, d]`` are the inputs of the last Linear layer, without autograd's graph. ``task_loss [C]`` has the
     mean task loss of each client's mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that
-    the task follows, such as the accuracy, or is None.
+    the task follows, such as the accuracy; it is None if no metric is followed.
     """
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
@@ -135,7 +135,8 @@ class TrainingPass:
 class Losses(NamedTuple):
     """The losses of one client's mini-batch: ``each [b]`` has the task loss of each sample, and ``weights [b]`` by how
     much each counts in the mean (None if all count the same). ``followed`` has numerator and denominator of the metric
-    that the task follows, such as the accuracy, or is None."""
+    that the task follows, such as the accuracy, each summed over the mini-batch; it is None if no metric is
+    followed."""
 
     each: Tensor
     weights: Tensor | None

@@ -62,8 +62,9 @@ class Known:
     """What is known about mini-batches of one shape: whether their gradient is recorded, and how often it was computed.
 
     ``replay`` runs the recorded gradient; it is None if nothing is recorded. ``steps`` is the number of mini-batches
-    since it was recorded, or of all of them if nothing is recorded, and ``new`` is how many of them were counted last.
-    If ``hopeless``, the gradient will never be recorded. ``said`` is called with the reason when that is decided.
+    counted since it was recorded, or of all of them if nothing is recorded; the last call of :meth:`Recorded.known`
+    added ``new`` of them. If ``hopeless``, the gradient will never be recorded; ``said(why)`` is called with the reason
+    when that is decided.
     """
 
     steps: int = 0
@@ -173,15 +174,15 @@ def refuse(found: Known) -> None:
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Returns whether two results of a function, each a sequence of tensors, have the same bits. A NaN equals any other
-    NaN."""
+    """Returns whether two results of a function, each a sequence of tensors, have the same shapes, types and values. A
+    NaN equals any other NaN."""
     return all(map(same_bits, one, other))
 
 
 def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
     """Records the torch operations of ``function(*inputs)``. Returns a function that runs the same operations for other
-    inputs of the same shapes, faster than ``function``. Its arguments are the tensors that :func:`leaves_of` returns
-    for them.
+    inputs of the same shapes, faster than ``function``. The returned function takes the tensors in these inputs one by
+    one, in the order of :func:`leaves_of`.
 
     Raises :class:`Unrecordable` if an operation can't be recorded or uses one of the tensors ``changing``. Exceptions
     of ``function`` are passed on.
@@ -269,8 +270,8 @@ class _Recorder(Mode):
         return self._nodes[id(value)]
 
     def replay(self, outputs: Sequence[Tensor]) -> Function:
-        """Ends the recording: returns a function that runs the recorded operations for other inputs, and returns what
-        corresponds to ``outputs``."""
+        """Ends the recording. Returns a function that takes other tensors in place of the recorder's ``inputs``, runs
+        the recorded operations on them, and returns their results in place of ``outputs``."""
         self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
         self._alive.clear()
         for node in list(self._graph.nodes):

@@ -32,7 +32,7 @@ class RowByRow(Mode):
     the name of the first torch operation that was applied to all clients at once and may combine the numbers of a row,
     such as ``sum``, or None. The bits of such an operation may depend on the number of clients.
 
-    Operations within ``watch.clock.on(...)``, such as gradients, are ignored.
+    Operations within ``clock.on(...)`` of its attribute ``clock``, such as gradients, are ignored.
     """
 
     def __init__(self, clients: int, clock: Clock) -> None:

@@ -38,7 +38,7 @@ class StackedLayers(TorchFunctionMode):
     faster: convolutions with weights that differ between clients become batched products of matrices, and linear layers
     and cross-entropy take fewer operations than vmap would make of them.
 
-    With ``traced``, they consist of operations that a compiler can fuse, and otherwise of as few operations as
+    With ``traced``, convolutions consist of operations that a compiler can fuse, and otherwise of as few operations as
     possible. Grouped and three-dimensional convolutions are left to torch.
     """
 

@@ -188,9 +188,9 @@ class AsMade(NamedTuple):
         constructor. ``name`` is the module's name in messages.
 
         Other processes must make the same buffers. So :class:`UserError` is raised if such a buffer depends on more
-        than the shape of the inputs: it is one of those that ``found`` lists as changing, or differs in a second
-        module, from ``make()``, that is run on other inputs of the shape of ``x``. It is also raised if a parameter has
-        become trained or frozen since the names were noted.
+        than the shape of the inputs: if ``found``, which trial passes of the module have shown, lists it as changing,
+        or if it is different in a second module, made by ``make()``, after a forward pass of other inputs of the shape
+        of ``x``. The error is also raised if a parameter has become trained or frozen since the names were noted.
         """
         if switched := sorted(self.trained ^ AsMade.of(module).trained):
             raise UserError(
@@ -260,8 +260,8 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
 def without_traces(module: nn.Module) -> Iterator[None]:
     """A context for trial passes of ``module`` that are repeatable and leave no trace.
 
-    Within the context no gradients are computed, and the global generators always draw the same numbers, because some
-    models skip layers at random. After it the module's tensors and the generators are as before.
+    Within the context no gradients are computed. The global generators draw the same numbers in each such context,
+    because some models skip layers at random. After it the module's tensors and the generators are as before.
     """
     places = Places(module)
     kept = places.tensors if may_write(module) else places.buffers

@@ -18,8 +18,8 @@ DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 @cache
 def measured() -> dict[str, Any]:
-    """Returns the content of :data:`TABLE` as a dict: for each kind of device (``cpu``, ``cuda``) where it was
-    measured, and for each model and precision the causes of different bits."""
+    """Returns the content of :data:`TABLE` as a dict. For each kind of device that was measured (``cpu``, ``cuda``), it
+    has the device's name and the version of torch, and for each model and precision the causes of different bits."""
     return dict(yaml.safe_load(TABLE.read_text("utf-8")) or {})
 
 

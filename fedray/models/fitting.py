@@ -221,8 +221,9 @@ class _Trial:
         self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
 
     def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
-        """Returns the outputs and the targets of ``size`` samples, for a trial of a loss or metric. They depend on
-        ``draw``. In a classification, at least half of the samples are predicted correctly."""
+        """Returns the outputs and the targets of ``size`` samples, for a trial of a loss or metric. They are drawn at
+        random, differently for each number ``draw``. In a classification, at least half of the samples are predicted
+        correctly."""
         rng = stream(0, Purpose.INIT, draw)
         rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.from_model else None
 

@@ -34,8 +34,8 @@ class ModelFacts:
     * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in floating-point buffers.
     * ``flops``: the FLOPs of one sample's forward pass in training mode, without the head's predictor;
       ``prediction_flops``: the FLOPs of the predictor.
-    * ``behaviour``: what the forward pass does besides computing outputs. ``draws`` says whether it draws random
-      numbers, as dropout does.
+    * ``behaviour``: what the forward pass does besides computing outputs.
+    * ``draws``: whether the forward pass draws random numbers, as dropout does.
     * ``late_buffers``: the names of the buffers that the first forward pass makes.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     * ``warnings``: lines for the user about the model.

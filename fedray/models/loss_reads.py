@@ -19,9 +19,9 @@ from fedray.gradients.watching import Watching, read
 
 class OfModel:
     """What no loss or metric may read: the trained parameters of ``modules``, and the tensors that a forward pass in
-    training mode changes, or makes and keeps. A forward pass of the first module on the inputs ``x [b, ...]`` shows
-    which tensors these are. fedray trains copies of a model, so a loss that reads from the model would see other
-    numbers."""
+    training mode changes, or makes and keeps. ``modules`` are the run's model and, if there is one, the module that the
+    user passed. Which tensors change is found out by a forward pass of the first of them on the inputs ``x [b, ...]``.
+    fedray trains copies of a model, so a loss that reads from the model would see other numbers."""
 
     def __init__(self, modules: Sequence[nn.Module], x: Any) -> None:
         first, self.modules = modules[0], modules

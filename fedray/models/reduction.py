@@ -38,8 +38,8 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """A function that returns the weight of each of ``targets`` in a mean, in their shape: the entry of ``weights
-    [classes]`` for the target's class, or 1 if ``weights`` is None, and 0 if the target is ``ignored``."""
+    """A function that takes targets and returns, in the same shape, the weight of each target in a mean: the entry of
+    ``weights [classes]`` for the target's class (1 if ``weights`` is None), and 0 if the target is ``ignored``."""
 
     weights: Tensor | None
     ignored: int

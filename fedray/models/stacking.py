@@ -45,8 +45,8 @@ def samples_of_trial(batch_size: int) -> int:
     """Returns how many samples :func:`stacking_obstacle` needs to find out whether clients can be trained in stacks, if
     mini-batches have ``batch_size`` samples.
 
-    Mini-batches larger than :data:`LARGEST` are not tried. Smaller ones would not be enough, because some models mix
-    samples only in large batches.
+    The trial uses mini-batches of that size, but of at most :data:`LARGEST` samples. Smaller ones than these would not
+    be enough, because some models mix samples only in large batches.
     """
     return CLIENTS * min(batch_size, LARGEST)
 
@@ -109,8 +109,8 @@ class _Trial(NamedTuple):
     @property
     def mixes(self) -> bool:
         """Whether gradients depend on the samples that serve as padding, because samples of a batch influence each
-        other. If they do not, padding with other samples changes no bit of the gradients, however these are rounded:
-        the operations are the same, and all that they add for the padding is 0."""
+        other. If samples do not influence each other, other padding changes no bit of the gradients, even with
+        rounding: the operations are the same, and the padding adds only zeros."""
         return not torch.equal(self.together, self.otherwise)
 
 

@@ -53,8 +53,8 @@ def import_object(name: str, key: str) -> Any:
 
 
 def check_user_object(name: str, key: str) -> None:
-    """Checks the name of a user-defined object in a config without importing anything. A name that comes with
-    fedray passes.
+    """Checks the name of a user-defined object in a config without importing anything. The name of an object that comes
+    with fedray is accepted unchecked.
 
     Raises :class:`UserError`, which names the config's ``key``, if ``name`` is not of the form ``file.py:Name`` or
     ``module:Name``, or if the file can't be read.

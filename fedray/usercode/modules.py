@@ -17,8 +17,8 @@ version of Python."""
 
 
 def with_length(part: str | bytes) -> bytes:
-    """Returns ``part`` as bytes after its length in 8 bytes. Several parts in a row then give another hash if they are
-    divided in another way, as "ab", "c" and "a", "bc"."""
+    """Returns ``part`` as bytes, with its length in 8 bytes put in front. Several parts in a row then give another hash
+    if they are divided in another way, as "ab", "c" and "a", "bc"."""
     data = part.encode() if isinstance(part, str) else part
     return len(data).to_bytes(8, "big") + data
 
@@ -62,8 +62,9 @@ def source_digest(modules: Iterable[str], package: str = "", names: Collection[s
     """Returns the digest, 32 bytes, of the code in ``modules`` and in the modules that they import, without
     importing anything.
 
-    Only the user's modules count, without comments, line breaks and docstrings. Each name in ``modules`` may be that of
-    a module or of a submodule of ``package``. Submodules of a package count if ``names`` has their name.
+    Only the user's modules count, without comments, line breaks and docstrings. A name in ``modules`` may also be that
+    of a submodule of ``package``, without the package's name. ``names`` are further names that the code uses: if a
+    package counts, so do its submodules of these names.
     """
     found: dict[str, str] = {}
     left = [each for name in modules for each in (name, f"{package}.{name}")]
