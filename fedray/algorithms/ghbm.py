@@ -81,10 +81,11 @@ class _OwnWindow(FedAvg):
 
 
 class LocalGHBM(_OwnWindow):
-    """GHBM with a separate momentum for each client, over the rounds since the client last took part:
-    M_i = s_i (a_i - x^r), where a_i is the server model that the client received last, fixed for the round; s_i is
-    1 / gap_i (``scale: inv_gap``), or the cohort's share of all clients, as in the authors' code
-    (``scale: participation``). M_i = 0 at the first participation.
+    """GHBM with a separate momentum for each client, over the rounds since its previous participation:
+    M_i = s_i (a_i - x^r), where a_i is the server model that the client received then. M_i stays the same in all local
+    steps of a round, and is 0 at the first participation. With ``scale: inv_gap`` s_i is 1 / gap_i, where gap_i is the
+    number of these rounds, and with ``scale: participation`` the cohort's share of all clients, as in the authors'
+    code.
 
     The symbols are those of :class:`FedAvg`; M_i takes the place of M^r in :class:`GHBM`.
     """

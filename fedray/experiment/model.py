@@ -44,8 +44,10 @@ def model_stage(
 ) -> ModelStage:
     """Makes the model that ``config`` describes, inspects its behaviour, and determines its task.
 
-    ``custom`` may have a model, a loss and metrics of the user's, and ``head`` is the name of the head. Raises
-    :class:`UserError` if the model can't be trained on the data, or its outputs do not fit the targets.
+    ``custom`` may have a model, a loss and metrics of the user's. ``head`` is the value of ``model.head``: the name of
+    the layers that replace the model's last one, such as "moon", or "none". ``training`` has the settings of local
+    training. Raises :class:`UserError` if the model can't be trained on the data, or its outputs do not fit the
+    targets.
     """
     x, y = data.examples(2)
     make = model_maker(config.model, custom.model, x, data.classes, head, config.run.seed)

@@ -382,9 +382,9 @@ class Network:
         return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns a tuple: the gradient of the task loss, the task loss, and the sums of the metric that the task
-        follows. Their shapes differ between the subclasses. It changes nothing, so that it can be compiled. The
-        ``inputs`` are those that :meth:`inputs_of` returns."""
+        """Returns the gradient of the task loss, the task loss, and the sums from which the training metric is made
+        (such as the numbers of right and of all samples). The subclasses give their shapes. The method changes nothing,
+        so that it can be compiled. The ``inputs`` are those that :meth:`inputs_of` returns."""
         raise NotImplementedError
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:

@@ -41,12 +41,13 @@ def first_of(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the forward passes of a module do besides computing outputs.
+    """What the forward passes of a module do besides computing outputs, as some passes have shown before the first
+    round.
 
     ``changing`` are the names of the buffers (and of frozen parameters) that they change, and ``written`` the names of
     the trained parameters that they change. ``draws`` are the global generators from which they draw random numbers
-    (``torch``, ``python``, ``numpy``). ``writes`` says whether they may write into parameters, even if they did not do
-    so in the trial.
+    (``torch``, ``python``, ``numpy``). ``writes`` says whether a pass may write into parameters, even if none of
+    those passes did.
     """
 
     changing: frozenset[str] = frozenset()

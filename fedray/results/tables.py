@@ -31,9 +31,9 @@ class Table:
 
 
 def tables_of(comparison: ComparisonTables, environment: Environment) -> Iterator[Table]:
-    """Yields the tables of one part of a comparison, the groups of ``environment``, with a row for each group: the
-    metric that was reached, what it took to reach each target, the metric for single clients if they were scored, and
-    the costs of whole runs."""
+    """Yields the tables of a comparison for one ``environment``. Each has a row for each group of the environment: runs
+    that differ only in their seeds. The tables show the metric that was reached, what it took to reach each target, the
+    metric for single clients if they were scored, and the costs of whole runs."""
     yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
     for target in dict.fromkeys(row["target"] for row in environment.targets):
         rows = [row for row in environment.targets if row["target"] == target]

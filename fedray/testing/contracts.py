@@ -247,8 +247,7 @@ class AlgorithmContract:
         """Checks that each model that a client trains has a separate momentum, which lasts over the client's local
         steps.
 
-        The steps that ``client.optimizer`` makes of a model must equal those of torch.optim.SGD with the same
-        gradients.
+        With the same gradients, ``client.optimizer`` must move a model in each step as torch.optim.SGD does.
         """
         if "train.momentum" not in self.config(tmp_path):
             import pytest

@@ -31,7 +31,8 @@ class TrialSource(Protocol):
         """Receives a ``message`` of the running trial ``key``, such as the metrics of a round, and returns whether that
         trial must stop.
 
-        For its source, a trial ends with its :class:`~fedray.tuning.trial.TrialEnd`, or when this method returns True.
+        The last message of a trial is its :class:`~fedray.tuning.trial.TrialEnd`, unless this method has returned True
+        before: then the trial counts as ended at once, and no further message of it follows.
         """
 
     def trial_lost(self, key: str, error: str) -> None:

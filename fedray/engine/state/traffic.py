@@ -30,8 +30,9 @@ that wait to be written."""
 class StateTraffic:
     """Reads and writes the files of clients' states in ``folder``, for clients that are trained on ``device``.
 
-    ``fetch`` is a function that returns the data of a handle that is not a file. ``beside`` says whether separate
-    threads read and write the files while the clients train; None means that they do so if ``device`` is a GPU.
+    A client's state is named by a handle: its file, or a reference to an object in Ray's store, whose data the function
+    ``fetch`` returns. ``beside`` says whether separate threads read and write the files while the clients train; None
+    means that they do so if ``device`` is a GPU.
     """
 
     def __init__(
