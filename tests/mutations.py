@@ -48,6 +48,7 @@ OF_ALGORITHMS = [
     "algorithms/test_more_contracts.py",
     "algorithms/test_pfedmo_server.py",
     "algorithms/test_averaged_models.py",
+    "algorithms/test_rules_at_their_limits.py",
 ]
 RULES = {
     "core/tree.py": ["core/test_tree.py"],
