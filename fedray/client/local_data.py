@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray.core.batches import Batch, Schedule, schedule
+from fedray.core.batches import Batch, BatchOrder, schedule
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
 from fedray.core.prefetch import prefetched
-from fedray.core.samples import Draws, Indices, Samples
+from fedray.core.samples import Indices, Samples, SampleSeeds
 from fedray.core.seeds import Purpose
 from fedray.core.sending import column
 from fedray.core.structure import leaves, map_leaves
@@ -114,7 +114,7 @@ class LocalData:
         _, clients, size = chosen.shape
         block = max(1, GATHERED_BYTES[self.samples.device.type] // max(1, self.samples.bytes_each * clients * size))
         for start in range(0, len(chosen), block):
-            draws = Draws(self.round, self.ids, start, size)
+            draws = SampleSeeds(self.round, self.ids, start, size)
             yield start, *self.samples.raw(chosen[start : start + block], draws)
 
     def _inputs(self, stored: Any, counts: Sequence[int], j: int) -> Any:
@@ -122,7 +122,7 @@ class LocalData:
             stored = change(stored, counts, self.ids, self.training.seed, self.round, j)
         return self.samples.inputs(stored)
 
-    def _schedules(self) -> list[Schedule]:
+    def _schedules(self) -> list[BatchOrder]:
         training = self.training
         return [
             schedule(

@@ -50,7 +50,7 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BatchOrder:
     """The mini-batches of one client in one round: which of its samples are in the mini-batch of each local step.
 
     Row j of ``order [J, b]`` is for local step j. Its entries are positions among the client's samples, from 0. The
@@ -88,7 +88,7 @@ def schedule(
     batch_size: int | None,
     local_steps: int | None,
     local_epochs: int | None = None,
-) -> Schedule:
+) -> BatchOrder:
     """Draws which samples are in which mini-batch of one client in one round. The result depends only on the arguments.
 
     With ``local_steps``, permutations of the client's samples are joined to one long list, from which each mini-batch
@@ -114,14 +114,14 @@ def schedule(
 
     if size == samples:
         # the order within a full batch does not matter; a fixed one also fixes how the sum is rounded
-        return Schedule(np.broadcast_to(np.arange(samples), (steps, samples)), [samples] * steps)
+        return BatchOrder(np.broadcast_to(np.arange(samples), (steps, samples)), [samples] * steps)
     if local_steps is not None:
         passes = -(-steps * size // samples)
         order = np.concatenate([permutation(number) for number in range(passes)])
-        return Schedule(order[: steps * size].reshape(steps, size), [size] * steps)
+        return BatchOrder(order[: steps * size].reshape(steps, size), [size] * steps)
     per_epoch = -(-samples // size)
     order = np.zeros((local_epochs or 0, per_epoch * size), np.int64)
     for epoch in range(len(order)):
         order[epoch, :samples] = permutation(epoch)
     counts = [size] * (per_epoch - 1) + [samples - (per_epoch - 1) * size]
-    return Schedule(order.reshape(-1, size), counts * len(order))
+    return BatchOrder(order.reshape(-1, size), counts * len(order))

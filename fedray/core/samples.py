@@ -19,7 +19,7 @@ from fedray.core.structure import leaves, map_leaves
 Indices = NDArray[np.int64]
 
 
-class Draws(NamedTuple):
+class SampleSeeds(NamedTuple):
     """The round, the clients and the local steps for which samples ``[steps, C, b]`` are read. If a data set's items
     are transformed at random when they are read, these numbers seed the transform of each sample.
 
@@ -95,7 +95,7 @@ class Samples:
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
-    def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
+    def raw(self, indices: Indices, draws: SampleSeeds | None = None) -> tuple[Any, Tensor]:
         """Returns the inputs and the targets of the samples with these ``indices``, both ``[*indices.shape, ...]``, on
         the device where models are trained. Inputs are in their stored form; :meth:`inputs` makes a model's inputs of
         them. ``draws`` says for which clients and local steps the samples are read; only :class:`ReadSamples`, whose
@@ -160,7 +160,7 @@ class ReadSamples(Samples):
     def slow(self) -> bool:
         return True
 
-    def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
+    def raw(self, indices: Indices, draws: SampleSeeds | None = None) -> tuple[Any, Tensor]:
         flat = indices.reshape(-1)
         read = []
         for place, i in enumerate(flat.tolist()):

@@ -15,7 +15,7 @@ from fedray.config import plain
 from fedray.errors import UserError
 from fedray.evaluating.features import write_tsne
 from fedray.evaluating.tables import Evaluation
-from fedray.results.output_folder import Result
+from fedray.results.output_folder import Output
 from fedray.results.style import figure_of, save_png
 from fedray.tracking.progress import number_text
 from fedray.util.files import write_whole
@@ -75,7 +75,7 @@ def _line_about_clients(found: Evaluation) -> str:
     )
 
 
-def output_of(found: Evaluation) -> Result:
+def output_of(found: Evaluation) -> Output:
     """Returns what marks a folder as the output of this evaluation: the digest of the model, the data, the split and
     the settings.
 
@@ -87,7 +87,7 @@ def output_of(found: Evaluation) -> Result:
         "split": found.split,
         "settings": dict(found.settings),
     }
-    return Result("evaluation", MARK, identity)
+    return Output("evaluation", MARK, identity)
 
 
 def default_folder(found: Evaluation) -> Path:

@@ -90,7 +90,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
         if algorithm.needs_public:
             raise UserError(f"data.public_to=clients: {name} trains a model on the public set; use server")
         if asked in ("auto", 0):
-            raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
+            raise UserError("data.public_to=clients: there is no public set to distribute; give data.public_samples")
     if asked == "auto":
         count = source.public_by_default if algorithm.needs_public else 0
         if algorithm.needs_public and not count:

@@ -12,7 +12,7 @@ from fedray.errors import UserError
 from fedray.results.comparison import ComparisonTables
 from fedray.results.html_page import Page, Picture, Section
 from fedray.results.number_pictures import number_figures
-from fedray.results.output_folder import Result
+from fedray.results.output_folder import Output
 from fedray.results.panel import BAND
 from fedray.results.pictures import curves_figure, environment_figures
 from fedray.results.style import save
@@ -46,11 +46,11 @@ COMMON = (
 """Keys that describe the runs. The page shows their values if they are the same in all runs."""
 
 
-def output_of(comparison: ComparisonTables) -> Result:
-    """Describes the output folder of ``comparison``. The :class:`Result` chooses a folder, and checks that no other
+def output_of(comparison: ComparisonTables) -> Output:
+    """Describes the output folder of ``comparison``. The :class:`Output` chooses a folder, and checks that no other
     files are overwritten: a folder is recognised as that of the same comparison by the arguments that comparison.json
     records."""
-    return Result("comparison", MARK, {"asked": comparison.asked})
+    return Output("comparison", MARK, {"asked": comparison.asked})
 
 
 def write(comparison: ComparisonTables, folder: Path) -> list[Path]:

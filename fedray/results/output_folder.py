@@ -13,7 +13,7 @@ from fedray.errors import UserError
 
 
 @dataclass(frozen=True)
-class Result:
+class Output:
     """The output of a command. Its methods choose a folder for its files, so that no other files are overwritten.
 
     ``kind`` is a word for messages, such as "comparison". ``mark`` is the name of a JSON file that every such folder

@@ -114,7 +114,7 @@ def tune(
     there = [name for name, each in {"data": data, **objects}.items() if each is not None]
     check_first(load(specs[0].base), there)
     with start_ray(specs, view) as start:
-        custom = load_own(specs[0], data, test, client_column, label_column, **objects)
+        custom = load_custom(specs[0], data, test, client_column, label_column, **objects)
         custom = replace(custom, callbacks=tuple(callbacks))
         return run_sweeps(specs, custom, start, view, retry_failed)
 
@@ -130,7 +130,7 @@ def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
     return RayStart(load(specs[0].base).engine, view.say, at_once=is_new)
 
 
-def load_own(
+def load_custom(
     spec: SweepSpec,
     data: Any = None,
     test: Any = None,

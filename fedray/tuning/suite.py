@@ -29,7 +29,7 @@ from pydantic import Field
 
 from fedray.config import ScheduleConfig, Section, Whole, assign, check, dump_yaml, flat, load, read_file
 from fedray.errors import UserError, near_miss
-from fedray.tuning.driver import load_own, run_sweeps, start_ray
+from fedray.tuning.driver import load_custom, run_sweeps, start_ray
 from fedray.tuning.finals import Final, FinalRuns, label_of
 from fedray.tuning.settings import section
 from fedray.tuning.spec import (
@@ -322,7 +322,7 @@ def run_suite(
         return finals
 
     with start_ray(suite.specs, view) as start:
-        results = run_sweeps(suite.specs, load_own(suite.specs[0]), start, view, retry_failed, final_runs)
+        results = run_sweeps(suite.specs, load_custom(suite.specs[0]), start, view, retry_failed, final_runs)
     if any(result.interrupted for result in results):
         return "interrupted"
     is_complete = all(result.best for result in results) and not any(each.failures for each in finals)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fedray.config import dump_yaml, expand
+from fedray.config import dump_yaml, expand, load
 from fedray.errors import last_line
 from fedray.tuning.axis import STEPS, amount
 from fedray.tuning.space import Values
@@ -99,7 +99,7 @@ class Sweep:
         at once, tpe -> sweeps/mine``. The argument is the number of trials at once."""
         done = self.study.count(*ENDED)
         return (
-            f"{self.name}: {self.study.wanted(self.total)} trials of {self.base.get('algorithm.name', 'pfedmo')}"
+            f"{self.name}: {self.study.wanted(self.total)} trials of {load(self.base).algorithm.name}"
             + (f", {done} done before" if done else "")
             + f", {max_concurrent_trials} at once, {self.spec.sampler} -> {self.folder}"
         )

@@ -13,7 +13,7 @@ from fedray import UserError, simulate
 from fedray.data import Source
 from fedray.data.sources.source import from_fields, load_source, validate
 from fedray.data.sources.user_data import user_source
-from fedray.tuning.driver import load_own
+from fedray.tuning.driver import load_custom
 from fedray.tuning.spec import read_sweeps
 
 rng = np.random.default_rng(0)
@@ -335,11 +335,11 @@ def test_arrays_may_be_tuples():
 def test_sweeps_read_data_alike():
     described = {"base": FAST, "spaces": {"wide": {"train.lr": {"uniform": [0.1, 0.2]}}}, "tune": {"name": "s"}}
     (spec,) = read_sweeps(described, ())
-    assert load_own(spec, (X, ANIMALS[Y]), (XT, ANIMALS[YT])).source.class_names == ("ant", "cat", "dog")
+    assert load_custom(spec, (X, ANIMALS[Y]), (XT, ANIMALS[YT])).source.class_names == ("ant", "cat", "dog")
     with pytest.raises(UserError, match=r"data.normalization=ghbm is for sources"):
-        load_own(*read_sweeps(described, ["data.normalization=ghbm"]), (X, Y), (XT, YT))
+        load_custom(*read_sweeps(described, ["data.normalization=ghbm"]), (X, Y), (XT, YT))
     with pytest.raises(UserError, match=r"column 'clint' .client_column"):
-        load_own(spec, frame(X, Y), frame(XT, YT), client_column="clint")
+        load_custom(spec, frame(X, Y), frame(XT, YT), client_column="clint")
 
 
 def test_bytes_are_scaled_however_they_are_given(tmp_path):

@@ -78,8 +78,8 @@ def test_a_run_on_dealt_samples_is_repeated_from_its_own_config(tmp_path):
     ("settings", "message"),
     [
         ({"algorithm.name": "pfedmo"}, "data.public_to=clients: pfedmo trains a model on the public set; use server"),
-        ({"data.public_samples": 0}, "data.public_to=clients: there is no public set to deal out"),
-        ({"data.public_samples": "auto"}, "data.public_to=clients: there is no public set to deal out"),
+        ({"data.public_samples": 0}, "data.public_to=clients: there is no public set to distribute"),
+        ({"data.public_samples": "auto"}, "data.public_to=clients: there is no public set to distribute"),
     ],
 )
 def test_what_can_not_be_dealt_is_refused(settings, message):

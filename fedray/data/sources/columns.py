@@ -19,7 +19,7 @@ CLIENT = "client"
 """The default name of the column with the clients."""
 
 HELD_OUT = 5
-"""Where data come without test samples, every fifth sample of each group is one."""
+"""Where data come without test samples, one in this many samples of each user, class or other group is one."""
 
 LISTED = 20
 """If no column has a similar name, a message lists all columns, provided that there are at most this many."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedray.data.normalization import IMAGENET_MEAN, IMAGENET_STD
 from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.images import SUFFIXES, image_set
 from fedray.data.sources.source import Source
@@ -23,7 +24,7 @@ TRAIN = ("train.csv", "federated_train.csv")
 ENDINGS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
 """The file name endings that are tried to find the image of an id."""
 
-SCALE, SHIFT = (1 / (255 * np.array([0.229, 0.224, 0.225])), -np.array([0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225])
+SCALE, SHIFT = 1 / (255 * IMAGENET_STD), -IMAGENET_MEAN / IMAGENET_STD
 """The scale and shift for ImageNet's mean and standard deviation, which pretrained models expect."""
 
 SPARSE, SPARSE_MORE = 10, 1000

@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from fedray.data.sources.columns import HELD_OUT
 from fedray.data.sources.find import Layout, find_files, reading
 from fedray.errors import UserError
-
-HELD_OUT = 5
-"""If there are no test files, each user's samples are cut into this many parts, and the last one is used for tests."""
 
 Encode = Callable[[list[Any], list[Any], str], tuple[np.ndarray, np.ndarray]]
 """A function that turns a user's x and y into arrays ``[n, ...]``. Its third argument is the beginning of messages."""

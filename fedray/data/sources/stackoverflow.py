@@ -18,8 +18,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedray.config import IGNORED
+from fedray.data.sources.columns import HELD_OUT
 from fedray.data.sources.find import Layout, find_files, reading
-from fedray.data.sources.leaf import HELD_OUT, fields_by_user, last_fifth
+from fedray.data.sources.leaf import fields_by_user, last_fifth
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
 
