@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedray.algorithms import Cohort, ServerState, find_algorithm
+from fedray.algorithms import Cohort, ServerState, Traffic, find_algorithm
 from fedray.algorithms.pfedmo import _mixed
 from fedray.core.vectors import Model
 
@@ -38,6 +38,9 @@ def server_of(cohort: Cohort, **more: Any) -> Any:
         ("fedhbm", {}, {"cohort": 3}, None),
         ("fedhbm", {"beta": 0.0}, {"cohort": 4}, None),
         ("fedtrip", {"xi_mode": "gap"}, {}, "pushes with xi > 1"),
+        ("slowmo", {"buffer": "maintain"}, {}, "there is no buffer without train.momentum"),
+        ("slowmo", {"buffer": "maintain"}, {"momentum": 0.9}, None),
+        ("slowmo", {}, {}, None),
         ("fedtrip", {}, {}, None),
     ],
 )
@@ -45,6 +48,13 @@ def test_advice_is_given_where_it_is_meant(name, hyper, run, words):
     lines = [*made(name, **hyper).advice(**{"momentum": 0.0, "cohort": 2, "clients": 4, "server_lr": 0.1} | run)]
     assert len(lines) == (words is not None)
     assert words is None or words in lines[0]
+
+
+def test_slowmo_needs_the_momentum_buffers_that_it_keeps_or_averages():
+    reset, average = made("slowmo"), made("slowmo", buffer="average")
+    assert reset.any_optimizer
+    assert not average.any_optimizer
+    assert average.traffic == Traffic(vectors_down=1, vectors_up=1)
 
 
 def test_fedsiam_da_keeps_the_first_average_only_if_no_client_is_similar():

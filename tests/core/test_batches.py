@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedray.client.local_data import LocalData
-from fedray.core.batches import aligned, schedule, steps_of
+from fedray.core.batches import Batch, aligned, has_single, schedule, steps_of
 from fedray.core.local_training import LocalTraining
 from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
@@ -138,3 +138,27 @@ def test_samples_lie_where_fresh_memory_would_be():
     assert aligned(memory) is memory
     assert aligned(memory[1:]).data_ptr() % 64 == 0
     assert torch.equal(aligned(memory[1:]), memory[1:])
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "local_epochs", "expected"),
+    [
+        (1, None, None, True), (2, None, None, False), (5, 1, None, True), (5, 4, None, False), (5, 4, 1, True),
+        (6, 4, 1, False), (1, 4, 2, True), (5, None, 3, False), (3, 2, 2, True),
+    ],
+)  # fmt: skip
+def test_mini_batches_of_one_sample(samples, batch_size, local_epochs, expected):
+    assert has_single(samples, batch_size, local_epochs) is expected
+    steps = 3 if local_epochs is None else None
+    counts = schedule(0, Purpose.BATCHES, 1, 0, samples, batch_size, steps, local_epochs).counts
+    assert (1 in counts) is expected
+
+
+def test_the_samples_of_a_client_are_without_padding():
+    x, y = torch.arange(24.0).view(2, 3, 4), torch.arange(6).view(2, 3)
+    whole, padded = Batch(x, y, 0), Batch(x, y, 0, [2, 0])
+    assert [len(whole.client_samples(row)[1]) for row in range(2)] == [3, 3]
+    # a client that has made all its steps has one sample of padding
+    assert [padded.client_samples(row)[1].tolist() for row in range(2)] == [[0, 1], [3]]
+    assert [padded.rests(row) for row in range(2)] == [False, True]
+    assert not whole.rests(0)

@@ -69,6 +69,32 @@ def test_any_cut_in_any_order_gives_the_same_bits(members, seed):
     assert torch.equal(tree.total(), root(leaves))
 
 
+@given(SIZES, SEEDS)
+@example(2, 0)
+def test_read_only_terms_stay_as_they_are(members, seed):
+    """As arrays from Ray's store must, which other processes see."""
+    leaves, rng = leaves_of(members, seed), np.random.default_rng(seed)
+    terms, kept = list(leaves.clone()), rng.random(members) < 0.7
+    tree = TreeSum(members)
+    for position in rng.permutation(members):
+        tree.add((0, int(position)), terms[position], read_only=bool(kept[position]))
+    assert torch.equal(tree.total(), root(leaves))
+    for term, leaf, read_only in zip(terms, leaves, kept, strict=True):
+        assert not read_only or torch.equal(term, leaf)
+
+
+def test_only_what_may_be_overwritten_is_taken():
+    tree = TreeSum(3)
+    tree.add((0, 0), torch.ones(1), read_only=True)
+    tree.add((0, 2), torch.ones(1))
+    assert tree.take((0, 0)) is None
+    # the last leaf has no sibling, and is the node above as well
+    taken = tree.take((1, 1))
+    assert taken is not None
+    assert (1, 1) not in tree.nodes
+    assert (0, 0) in tree.nodes
+
+
 @given(SIZES, SEEDS, st.integers(1, 70), st.booleans(), st.booleans())
 @example(5, 0, 1, True, True)
 @example(100, 0, 64, False, False)
