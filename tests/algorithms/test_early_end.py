@@ -36,7 +36,7 @@ def first(values, reached) -> int:
     return next(number for number, value in values.items() if reached(value))
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_first_round_that_reaches_a_value(engine, whole, tmp_path, request):
     if engine == "ray":
         request.getfixturevalue("ray_cluster")

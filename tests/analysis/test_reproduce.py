@@ -165,6 +165,7 @@ def test_cost_of_local_epochs(mine):
     assert Costs(mine / "runs", []).of(cells, 1).hours == pytest.approx(0.5 * 2 / 4)
 
 
+@pytest.mark.slow
 def test_quick_runs_are_kept_apart(mine, ray_cluster):
     assert main(["paper/accuracy", "--quick"]) == 0
     (run, _) = sorted((mine / "reproduced/quick-runs").glob("paper/small/*/seed-0"))

@@ -217,6 +217,7 @@ def test_simulate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[str
     ]
 
 
+@pytest.mark.slow
 def test_tune_shows_what_the_command_shows(capsys: pytest.CaptureFixture[str], ray_cluster: None) -> None:
     from fedray.tuning import tune
 

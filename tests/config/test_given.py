@@ -173,6 +173,7 @@ def test_what_is_no_class_of_an_algorithm(algorithm):
         simulate({"algorithm.beta": 0.5, "engine.kind": "local"}, algorithm=in_a_notebook())
 
 
+@pytest.mark.slow
 def test_on_ray_and_in_a_sweep(tmp_path, ray_cluster):
     local = run(tmp_path / "local", ["data", "algorithm"])
     on_ray = run(tmp_path / "ray", ["data", "algorithm"], engine__kind="ray", engine__actors=2, engine__vectorize=False)

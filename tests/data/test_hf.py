@@ -105,7 +105,8 @@ class Both(Words):
         return super().forward(words) * age + grid.sum((1, 2))[:, None]
 
 
-@pytest.mark.parametrize("access", [pytest.param("lazy", marks=pytest.mark.slow), "mapped"])
+@pytest.mark.slow
+@pytest.mark.parametrize("access", ["lazy", "mapped"])
 def test_on_ray(access, ray_cluster):
     root = saved(pictures())
     keys = {"data__image_size": SIZE, "data__access": access}

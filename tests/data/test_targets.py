@@ -170,6 +170,7 @@ def test_without_classes_clients_get_equal_parts(tmp_path):
     assert sorted(result.clients["samples"].unique()) == [13, 14]
 
 
+@pytest.mark.slow
 def test_a_sweep_follows_the_main_metric(tmp_path, ray_cluster):
     space = {
         "base": {**SETTINGS, "run.rounds": 2, "engine.kind": "ray", "engine.cpus_per_actor": 0.5, "engine.actors": 1},

@@ -187,6 +187,7 @@ def test_an_exception_of_a_function_is_raised_as_it_is(tmp_path):
     assert "test_callbacks.py" in notes[0]
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_its_callbacks_every_run(tmp_path, ray_cluster):
     file, path = tmp_path / "writer.py", tmp_path / "written"
     file.write_text(FILE)

@@ -192,6 +192,7 @@ def test_first_sweep_from_python(tmp_path: Path, ray_cluster: None) -> None:
     assert "best.yaml" in run(tmp_path, "-c", code)
 
 
+@pytest.mark.slow
 def test_space_file(tmp_path: Path, ray_cluster: None) -> None:
     """The space with environments, and a sweep of one trial of it."""
     (text,) = [code for code in spaces() if "environments:" in code]

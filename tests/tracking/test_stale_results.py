@@ -289,6 +289,7 @@ def test_models_that_are_searched_are_compared_too(ray_cluster: None, tmp_path: 
         tune(space, options, data=TRAIN, test=TEST)
 
 
+@pytest.mark.slow
 def test_trials_of_a_named_source_need_nothing_from_python(ray_cluster: None, tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     write_npz(path)

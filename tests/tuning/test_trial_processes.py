@@ -110,6 +110,7 @@ def test_a_trial_whose_process_is_killed_goes_on(undisturbed, tmp_path):
     same_model(undisturbed, broken.folder, 1)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_between_two_trials(ray_cluster, tmp_path):
     """The trial for which the process was kept is started in another one."""
 
@@ -161,6 +162,7 @@ def test_fewer_at_once_than_asked_for_are_announced(crowded):
     assert states(folder) == ["complete"] * 3
 
 
+@pytest.mark.slow
 def test_trials_with_client_actors_of_their_own_side_by_side(crowded, tmp_path):
     """Two trials of two client actors each run at once on 4 processors, and give the bits of the local engine."""
     nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")

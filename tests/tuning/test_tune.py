@@ -71,6 +71,7 @@ def test_a_trial_alone_gives_the_identical_result(finished, tmp_path, monkeypatc
     assert alone.summary["model_sha256"] == summary["model_sha256"]
 
 
+@pytest.mark.slow
 def test_the_best_config_is_for_a_run_with_the_test_set(finished, tmp_path):
     run = fedray.simulate(read_file(finished.best[0]) | {"run.output": str(tmp_path)}, data=small_source())
     assert run.metrics["test_accuracy"].notna().all()

@@ -107,6 +107,7 @@ def test_one_run_on_either_engine_and_resumed(here: Path, ray_cluster: None) -> 
     assert sha(here) == sha(here, runs="local")
 
 
+@pytest.mark.slow
 def test_a_sweep(here: Path, ray_cluster: None) -> None:
     """A space whose base has an algorithm of a file, and the best trial run again by itself."""
     base = {key: value for key, value in RUN.items() if key != "data.source"} | {"model.name": "logistic"}
