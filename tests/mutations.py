@@ -57,7 +57,7 @@ RULES = {
     "core/schedule.py": ["client/test_schedules.py"],
     "client/optimizer.py": ["client/test_client_optimizer.py", OF_ALGORITHMS[1]],
     "engine/cohorts.py": ["algorithms/test_participation.py", OF_ALGORITHMS[0]],
-    "engine/sums.py": [OF_ALGORITHMS[0], "algorithms/test_phase_outputs.py"],
+    "engine/sums.py": [OF_ALGORITHMS[0], OF_ALGORITHMS[2], "algorithms/test_phase_outputs.py"],
     "data/partitions/dirichlet.py": ["data/test_dirichlet.py", "data/test_partition.py"],
     "data/partitions/skew.py": ["data/test_partition.py"],
     "algorithms/server_state.py": OF_ALGORITHMS[:2],

@@ -84,6 +84,54 @@ def test_dirichlet_fixed_prior():
     assert np.allclose(histogram(labels, split, 4).sum(axis=0) / 800, [0, 0.75, 0.25, 0], atol=0.06)
 
 
+def test_a_prior_counts_by_its_proportions_alone():
+    """It is scaled to mean 1, so that a uniform one is none."""
+    labels = balanced(4, 100)
+    none, uniform, small, large = (
+        dirichlet_fixed(labels, 10, rng(3), classes=4, alpha=0.5, prior=prior)
+        for prior in (None, [7, 7, 7, 7], [1, 2, 3, 2], [10, 20, 30, 20])
+    )
+    for one, other in ((none, uniform), (small, large)):
+        assert all(map(np.array_equal, one, other))
+    assert not all(map(np.array_equal, none, small))
+
+
+class Underflowing:
+    """A generator whose gamma draws all underflow, so that a Dirichlet draw is 0 / 0."""
+
+    def __init__(self) -> None:
+        self.weights: list[np.ndarray] = []
+
+    def dirichlet(self, alpha: np.ndarray) -> np.ndarray:
+        return np.full(len(alpha), np.nan)
+
+    def choice(self, count: int, p: np.ndarray) -> int:
+        self.weights.append(p)
+        return count - 1
+
+
+def test_a_draw_that_underflows_has_one_share_chosen_by_alpha():
+    generator = Underflowing()
+    assert dirichlet_module._shares(np.array([1e-320, 3e-320]), generator).tolist() == [0, 1]  # type: ignore[arg-type]
+    assert dirichlet_module._shares(np.array([2.0, 6.0]), generator).tolist() == [0, 1]  # type: ignore[arg-type]
+    assert generator.weights[1].tolist() == [0.25, 0.75]
+    assert generator.weights[0].sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("samples", "unused"), [(40, 0), (42, 2)])
+def test_what_rebalancing_leaves_over_is_said(samples, unused):
+    said: list[str] = []
+    labels = np.arange(samples) % 4
+    split = dirichlet(labels, 5, rng(), classes=4, alpha=0.5, rebalanced=True, warn=said.append)
+    assert sum(map(len, split)) == samples - unused
+    assert said == ([f"dirichlet, rebalanced: {unused} of {samples} samples are not used"] if unused else [])
+
+
+def test_more_samples_asked_for_than_there_are():
+    with pytest.raises(UserError, match=r"10 samples can't give data\.clients=4 at least 3 each"):
+        dirichlet(np.arange(10) % 2, 4, rng(), classes=2, min_samples=3)
+
+
 def test_dirichlet_fixed_matches_a_plain_loop_in_distribution():
     """Against the reference procedure: sample after sample, round-robin in random order, redraw what has run out."""
     labels = np.repeat(np.arange(3), [8, 20, 12])
