@@ -75,6 +75,7 @@ def test_shakespeare(model, tmp_path):
     assert result.summary["final"] == pytest.approx(math.exp(loss), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_har(tmp_path):
     module, folder = example("har"), data("UCI_HAR_Dataset")
     result = module.main(folder, **SHORT, **{"run.rounds": 6, "run.eval_every": 2, "run.output": str(tmp_path)})

@@ -62,6 +62,7 @@ def mine(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_from_start_to_table(mine, ray_cluster, capsys):
     assert main(["paper/rounds", "--column", "a"]) == 0
     out = capsys.readouterr().out

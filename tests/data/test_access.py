@@ -88,7 +88,7 @@ def test_the_same_bits_as_in_memory(access, whole, tmp_path):
     assert_same(whole, run(tmp_path, access))
 
 
-QUICK = {("mapped", 3), ("lazy", 2)}
+QUICK = {("lazy", 2)}
 """What is tested on actors every time; the contract tests have samples in memory."""
 
 

@@ -185,7 +185,7 @@ def put_loss(logits, targets):
     return torch.nn.functional.cross_entropy(logits, targets, reduction="none")
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_run_that_meets_one_promises_no_bits(kind, tmp_path, ray_cluster):
     keys = {**SETTINGS, "run.output": str(tmp_path), "engine.kind": kind, "engine.cpus_per_actor": 0.1}
     plain = simulate(keys | {"run.name": "plain", "engine.actors": 1}, data=small_source())

@@ -40,7 +40,10 @@ VARIABLES: dict[str, dict[str, str | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", VARIABLES.values(), ids=VARIABLES)
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(each, id=name, marks=() if name == "odd" else pytest.mark.slow) for name, each in VARIABLES.items()],
+)
 def test_variables(plain: str, tmp_path: Path, change: Mapping[str, str | None]) -> None:
     done = run(tmp_path, LOCAL, change=change)
     assert done.returncode == 0, done.stderr

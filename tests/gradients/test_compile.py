@@ -290,6 +290,7 @@ class TestCompiled(AlgorithmContract):
 
 
 @needs_compiler
+@pytest.mark.slow
 class TestCompiledWithServerTraining(AlgorithmContract):
     algorithm = "pfedmo"
     hyper = {"pi": 0.7, "probe_batch": 32}
