@@ -45,10 +45,10 @@ def neutral() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         _enter()
         stack.callback(_leave)
-        device = torch.get_default_device()
+        device = _default_device()
         if device.type != "cpu":
             torch.set_default_device(None)
-            if torch.get_default_device().type == "cpu":
+            if _default_device().type == "cpu":
                 stack.callback(torch.set_default_device, device)
             else:
                 # the device comes from `with torch.device(...)`, which only an inner context overrides
@@ -113,6 +113,14 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
         if read is not None and write is not None:
             settings.append((read, write, allowed))
     return settings
+
+
+def _default_device() -> Any:
+    """Returns the device on which torch makes tensors. Until torch 2.7 ``torch.get_default_device`` fails after
+    ``torch.set_default_device(None)``."""
+    import torch
+
+    return torch.empty(0).device
 
 
 def _flushes_denormals() -> bool:
