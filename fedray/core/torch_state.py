@@ -116,7 +116,7 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
 
 
 def _default_device() -> Any:
-    """Returns the device on which torch makes tensors. Until torch 2.7 ``torch.get_default_device`` fails after
+    """Returns the device on which torch makes tensors. In torch 2.6 ``torch.get_default_device`` fails after
     ``torch.set_default_device(None)``."""
     import torch
 

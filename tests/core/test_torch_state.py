@@ -119,11 +119,11 @@ def test_the_callers_state_is_as_before(state):
     def present() -> Any:
         precisions = [getattr(unit, "fp32_precision", None) for unit in (torch.backends, torch.backends.mkldnn)]
         return (
-            torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), precisions,
+            torch.get_default_dtype(), torch.empty(0).device, torch.is_grad_enabled(), precisions,
             torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"), torch.is_anomaly_enabled(),
             torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, np.geterr(),
             torch.backends.cuda.flash_sdp_enabled(), float(torch.full((1,), 1e-40, device="cpu") * 1.0 > 0)
-            if torch.get_default_device().type == "cpu" else None,
+            if torch.empty(0).device.type == "cpu" else None,
         )  # fmt: skip
 
     with STATES[state]():
