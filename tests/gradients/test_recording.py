@@ -94,6 +94,7 @@ def test_replayed_gradients_have_the_bits_of_others(kind, name):
     assert len(calls) <= before + 1, "the module has something to do for a comparison only"
 
 
+@pytest.mark.skipif(direct_linear.saved_tensors_have_hooks(), reason="this torch can't tell whether there are hooks")
 @pytest.mark.parametrize("name", MORE)
 def test_large_linear_layers_write_their_gradients_in_a_replay_too(name, monkeypatch):
     monkeypatch.setattr(direct_linear, "LEAST", 20)
