@@ -225,7 +225,7 @@ class _Recorder(Mode):
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if any(tag in func.tags for tag in _REFUSED) or _draws(func, args, kwargs):
-            raise Unrecordable(f"the model draws random numbers or looks at values ({func})")
+            raise Unrecordable(f"{func} draws random numbers, looks at values or changes a tensor's shape")
         if any(id(each) not in self._nodes or self._is_foreign(each) for each in written(func, args, kwargs)):
             raise Unrecordable(f"{func} changes a tensor that the recorded operations have not made")
         result = super().run(func, args, kwargs)

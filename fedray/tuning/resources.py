@@ -36,7 +36,7 @@ this node, whose disk has the sweep's folder."""
 
 
 MOST_ON_A_GPU = 8
-"""The most trials that share a GPU unless the user says how many."""
+"""The most trials that share a GPU unless the user says how many. This is a guess: it has not been measured."""
 
 
 def device_of_trials(sweeps: Iterable[Path], gpus: float, is_this_machine: bool) -> Device:
