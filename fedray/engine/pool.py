@@ -17,8 +17,7 @@ from fedray.engine.worker import Worker
 
 
 class Pool(Protocol):
-    """The interface of a pool, the workers of a run, which train and evaluate clients. ``slots`` is the number of tasks
-    that the workers do at the same time.
+    """The interface of a pool, the workers of a run, which train and evaluate clients.
 
     A user-defined class with these methods can be used as an engine (``engine.kind=file.py:Class``). It is instantiated
     with a :class:`~fedray.engine.worker.Worker` in the server's process, which has the experiment, the data and the
@@ -32,7 +31,9 @@ class Pool(Protocol):
                 yield from super().map(tasks[::-1], sticky)
     """
 
-    slots: int
+    @property
+    def slots(self) -> int:
+        """The number of tasks that the workers do at the same time. It may change between rounds."""
 
     @property
     def task_fraction(self) -> float:
