@@ -91,7 +91,9 @@ def test_a_full_disk(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(UserError, match=r"state .* \(0.4 MB\) can't be written to .*states on .*: .*engine.spill_dir"):
+        with pytest.raises(
+            UserError, match=r"state .* \(0.4 MB\) can't be written to .*states on .*: .*engine.spill_dir"
+        ):
             folder.write("s", {"c": np.zeros(100_000, np.float32)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

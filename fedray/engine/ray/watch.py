@@ -11,7 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from fedray.engine.ray.actors import SAY_SECONDS, Member
+from fedray.engine.ray.actors import Member
+from fedray.engine.ray.cluster import SAY_SECONDS
 from fedray.engine.tasks import EvalTask, PhaseTask, Task
 
 ASK_SECONDS = 3.0
@@ -180,8 +181,9 @@ class Watch:
             if now - self._said.get(host, 0.0) >= SAY_SECONDS:
                 self._said[host] = now
                 silence = now - min(member.heard for member in members)
-                tasks = [sent.task for member in members for sent in self._owed(member)]
-                self.say(f"no answer from {host} for {silence:.0f} s; waiting for {work_of(tasks) or 'it'}")
+                tasks = [sent.task for member in members for sent in self._owed(member) if not sent.elsewhere]
+                going = f"waiting for {work_of(tasks)}" if tasks else "going on without it"
+                self.say(f"no answer from {host} for {silence:.0f} s; {going}")
         waited = now - self._arrived
         if not quiet and self.sent and waited >= CALM_SECONDS and now - self._said.get("", 0.0) >= CALM_SECONDS:
             self._said[""] = now
