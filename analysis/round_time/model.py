@@ -1,0 +1,230 @@
+"""A model of a round's time: a sum of terms with a meaning each, fitted to what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from fedray.client.phase import stacks
+from fedray.core.tree import TreeSum, subtree, subtrees
+from fedray.engine.cutting import LEAST_SECONDS, LONGEST_SECONDS, SUMS_BYTES, cut_into_tasks
+from fedray.engine.ray.pool import MARGIN
+from fedray.experiment.backend import VMAP_CHUNK
+from round_time.points import WORKS, Point
+
+TERMS = {
+    "round": "what every round takes",
+    "task": "a task that is sent to an actor and comes back",
+    "client": "a client of the cohort, at the server: its numbers, its row in clients.parquet",
+    "registered client": "drawing the cohort from all registered clients",
+    "million parameters": "the server's rule, and the broadcast, for each million parameters",
+    "actor": "an actor that takes part in the round",
+    "MB of sums": "a MB of sums that reaches the server: copied and added up",
+    "MB between hosts": "a MB that crosses the network: the model to each other host, and sums from them",
+}
+"""The terms of a round's time that all models share, and what each stands for. There is one more for each model,
+:func:`step_of`."""
+
+
+def step_of(model: str) -> str:
+    """Returns the name of the term for a local step of ``model``, on the processor that has most of them to do."""
+    return f"step of {WORKS[model].name}"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a model before a round's time is predicted: its ``parameters``, and the ``seconds_per_sample``
+    that a worker takes to train it, by which fedray sizes tasks."""
+
+    parameters: int
+    seconds_per_sample: float
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What actors send to the server in a round, as fedray cuts a cohort for actors of equal speed: the number of
+    ``tasks``, and of the ``nodes`` of the tree of additions, each a vector in double precision."""
+
+    tasks: int
+    nodes: int
+
+
+def sent(point: Point, known: Known) -> Sent:
+    """Returns what the actors of ``point`` send to the server in a round."""
+    samples, members = float(point.steps * point.work.batch), point.cohort
+    cut = cut_into_tasks(
+        [samples] * members, point.actors, 1 / MARGIN, _stacks(point),
+        max(1, SUMS_BYTES // (2 * 8 * known.parameters)),
+        least=LEAST_SECONDS / known.seconds_per_sample, longest=LONGEST_SECONDS / known.seconds_per_sample,
+    )  # fmt: skip
+    nodes = 0
+    for blocks in cut:
+        tree = TreeSum(members)
+        for start, stop in (part for block in blocks for part in subtrees(*block, members)):
+            tree.add(subtree(start, stop - start), torch.zeros(0))
+        nodes += len(tree.nodes)
+    return Sent(len(cut), nodes)
+
+
+def _stacks(point: Point) -> Sequence[tuple[int, int]] | None:
+    """Returns the stacks of a cohort on a CPU with ``engine.chunk=auto``, or None if clients are trained one by one."""
+    chunk = min(VMAP_CHUNK, (point.cohort + 1) // 2)
+    return stacks(point.cohort, chunk) if point.work.stacked else None
+
+
+def clients_in_turn(point: Point, processors: int) -> int:
+    """Returns how many clients the processor trains that has most of them, if all are equally fast."""
+    workers, in_stacks = min(point.actors, processors), _stacks(point)
+    if in_stacks is None:
+        return -(-point.cohort // workers)
+    return -(-len(in_stacks) // workers) * max(stop - start for start, stop in in_stacks)
+
+
+def amounts(point: Point, known: Known, processors: int) -> dict[str, float]:
+    """Returns how much of each term a round of ``point`` has on ``processors`` processors, from the configuration
+    alone. A term that is not in the result has no part in the round's time."""
+    arriving = sent(point, known)
+    sums = 8 * known.parameters * arriving.nodes / 1e6
+    others = point.hosts - 1
+    return {
+        "round": 1.0,
+        "task": float(arriving.tasks),
+        "client": float(point.cohort),
+        "registered client": float(point.clients),
+        "million parameters": known.parameters / 1e6,
+        "actor": float(point.actors),
+        "MB of sums": sums,
+        "MB between hosts": sums * others / point.hosts + 4 * known.parameters / 1e6 * others,
+        step_of(point.model): float(point.steps * clients_in_turn(point, processors)),
+    }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured point as the model sees it: its ``point``, ``seconds`` of a round, the machine's ``processors``, and
+    the ``parameters`` and ``seconds_per_sample`` of :class:`Known`."""
+
+    point: Point
+    seconds: float
+    processors: int
+    parameters: int
+    seconds_per_sample: float
+
+
+def known_models(rows: Iterable[Measured]) -> dict[str, Known]:
+    """Returns what ``rows`` say about their models, by the model's name: medians over the rows."""
+    found: dict[str, list[Measured]] = {}
+    for row in rows:
+        found.setdefault(row.point.model, []).append(row)
+    return {
+        model: Known(each[0].parameters, statistics.median(row.seconds_per_sample for row in each))
+        for model, each in found.items()
+    }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The fitted model: the seconds that one unit of each term takes (``seconds_of``), and what is known of each neural
+    network (``known``)."""
+
+    seconds_of: Mapping[str, float]
+    known: Mapping[str, Known]
+
+    def parts(self, point: Point, processors: int) -> dict[str, float]:
+        """Returns the seconds of a round of ``point`` that each term takes, by the term's name."""
+        found = amounts(point, self.known[point.model], processors)
+        return {term: amount * self.seconds_of.get(term, 0.0) for term, amount in found.items()}
+
+    def seconds(self, point: Point, processors: int) -> float:
+        """Returns how many seconds a round of ``point`` takes."""
+        return sum(self.parts(point, processors).values())
+
+    def with_network(self, bytes_per_second: float) -> Fit:
+        """Returns the same model for a network that carries ``bytes_per_second`` to the server, if that is slower than
+        the measured one."""
+        term = "MB between hosts"
+        slower = max(self.seconds_of.get(term, 0.0), 1e6 / bytes_per_second)
+        return replace(self, seconds_of={**self.seconds_of, term: slower})
+
+
+def fit(rows: Sequence[Measured], known: Mapping[str, Known] | None = None) -> Fit:
+    """Returns the model whose relative errors on ``rows`` are smallest, in the sense of least squares, with no term
+    below zero."""
+    known = known or known_models(rows)
+    found = [amounts(row.point, known[row.point.model], row.processors) for row in rows]
+    terms = [*TERMS, *(step_of(model) for model in WORKS if model in known)]
+    seconds = np.array([row.seconds for row in rows])
+    matrix = np.array([[each.get(term, 0.0) for term in terms] for each in found]) / seconds[:, None]
+    # the terms' sizes differ by ten orders of magnitude
+    sizes = np.linalg.norm(matrix, axis=0)
+    sizes[sizes == 0] = 1.0
+    values, _ = nnls(matrix / sizes, np.ones(len(rows)))
+    return Fit(dict(zip(terms, (values / sizes).tolist(), strict=True)), known)
+
+
+def resampled(rows: Sequence[Measured], times: int = 200) -> list[Fit]:
+    """Returns models that are fitted to rows drawn from ``rows`` with replacement. How they differ shows how well the
+    rows determine the model."""
+    rng, known = np.random.default_rng(0), known_models(rows)
+    return [fit([rows[place] for place in rng.integers(len(rows), size=len(rows))], known) for _ in range(times)]
+
+
+def interval(values: Iterable[float]) -> tuple[float, float]:
+    """Returns the 2.5 % and the 97.5 % quantile of ``values``."""
+    low, high = np.quantile(list(values), [0.025, 0.975])
+    return float(low), float(high)
+
+
+CHECKS: Mapping[str, Callable[[Point], bool]] = {
+    "3 hosts, from 1 and 2": lambda point: point.hosts > 2,
+    "100,000 registered clients, from at most 10,000": lambda point: point.clients > 10_000,
+    "cohorts of 1,000, from at most 316": lambda point: point.cohort > 316,
+    "8 actors and more, from at most 4": lambda point: point.actors > 4,
+}
+"""What the model is checked with: a name, and which points are left out of the fit and then predicted."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check has found: the points that were ``left_out``, and the model that was fitted to the others."""
+
+    name: str
+    left_out: Sequence[Measured]
+    fitted: Fit
+
+    @property
+    def errors(self) -> list[float]:
+        """The relative error of each prediction: 0.1 if it is 10 % above what was measured."""
+        return [self.fitted.seconds(row.point, row.processors) / row.seconds - 1 for row in self.left_out]
+
+
+def checks(rows: Sequence[Measured]) -> list[Check]:
+    """Makes each of :data:`CHECKS` for which there are points to predict, of models that are in the fit too."""
+    found = []
+    for name, apart in CHECKS.items():
+        rest = [row for row in rows if not apart(row.point)]
+        models = {row.point.model for row in rest}
+        left_out = [row for row in rows if apart(row.point) and row.point.model in models]
+        if left_out and len(rest) > len(TERMS):
+            found.append(Check(name, left_out, fit(rest)))
+    return found
+
+
+PROJECTED = (("logistic", 2), ("logistic", 50), ("lenet5", 3), ("lenet5", 50), ("resnet18", 1), ("resnet18", 50))
+"""The models that are carried on to more nodes, each with a number of local steps."""
+
+COHORT = {"cohort": 1000, "clients": 100_000}
+"""The cohort of these rounds."""
+
+
+def projected(model: str, nodes: int, processors_each: int, **of_point: Any) -> tuple[Point, int]:
+    """Returns a point with an actor for each processor of ``nodes`` hosts that have ``processors_each``, and the number
+    of all processors. ``of_point`` are further fields of the point."""
+    processors = nodes * processors_each
+    return Point(model, actors=processors, hosts=nodes, **of_point), processors
