@@ -120,7 +120,7 @@ def _of_cluster(point: Point, result: RunResult, looks: list[dict[str, Any]], se
         raise UserError(f"the actors of {point} were spread as {dict(actors)}, not evenly")
     kinds = {kind for look in looks for kind in look["memory"]}
     memory = {
-        kind: (sum if kind in ("all", "shared") else max)(look["memory"].get(kind, 0.0) for look in looks)
+        kind: (sum if kind in ("all", "shared", "gpu") else max)(look["memory"].get(kind, 0.0) for look in looks)
         for kind in kinds
     }
     machines = {look["machine"]: look["processors"] for look in looks}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
+from scipy.optimize import least_squares, nnls
 
 from fedray.client.phase import stacks
 from fedray.core.tree import TreeSum, subtree, subtrees
@@ -55,6 +56,7 @@ class Sent:
     nodes: int
 
 
+@functools.cache
 def sent(point: Point, known: Known) -> Sent:
     """Returns what the actors of ``point`` send to the server in a round."""
     samples, members = float(point.steps * point.work.batch), point.cohort
@@ -98,23 +100,35 @@ def amounts(point: Point, known: Known, processors: int) -> dict[str, float]:
         "client": float(point.cohort),
         "registered client": float(point.clients),
         "million parameters": known.parameters / 1e6,
-        "actor": float(point.actors),
+        "actor": float(min(point.actors, arriving.tasks)),
         "MB of sums": sums,
         "MB between hosts": sums * others / point.hosts + 4 * known.parameters / 1e6 * others,
         step_of(point.model): float(point.steps * clients_in_turn(point, processors)),
     }
 
 
+USUAL = 0.2
+"""A usual error of the model, as a logarithm: about 20 %."""
+
+NEGLIGIBLE = 1e-3
+"""The part of a round's time below which a term counts as zero, if it is below it in all rounds."""
+
+
 @dataclass(frozen=True)
 class Measured:
-    """A measured point as the model sees it: its ``point``, ``seconds`` of a round, the machine's ``processors``, and
-    the ``parameters`` and ``seconds_per_sample`` of :class:`Known`."""
+    """A measured point as the model sees it: its ``point``, the ``seconds`` of a round, the ``worker_seconds`` that all
+    actors together worked in it, the machine's ``processors``, and the ``parameters`` of the neural network."""
 
     point: Point
     seconds: float
+    worker_seconds: float
     processors: int
     parameters: int
-    seconds_per_sample: float
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """The seconds that an actor takes to train on a sample."""
+        return self.worker_seconds / (self.point.cohort * self.point.steps * self.point.work.batch)
 
 
 def known_models(rows: Iterable[Measured]) -> dict[str, Known]:
@@ -154,21 +168,37 @@ class Fit:
 
 
 def fit(rows: Sequence[Measured], known: Mapping[str, Known] | None = None) -> Fit:
-    """Returns the model whose relative errors on ``rows`` are smallest, in the sense of least squares, with no term
-    below zero."""
+    """Returns the model whose logarithmic errors on ``rows`` are smallest, in the sense of least squares, with no term
+    below zero. So a prediction of half the seconds is as wrong as one of twice as many. Of an error beyond
+    :data:`USUAL` only the size counts and not the square, because a point may have been disturbed.
+
+    What the actors' work takes is an observation of its own, unless they had to share processors.
+    """
     known = known or known_models(rows)
+    alone = [row for row in rows if row.point.actors <= row.processors]
     found = [amounts(row.point, known[row.point.model], row.processors) for row in rows]
+    found += [{step_of(row.point.model): float(row.point.steps * row.point.cohort)} for row in alone]
     terms = [*TERMS, *(step_of(model) for model in WORKS if model in known)]
-    seconds = np.array([row.seconds for row in rows])
-    matrix = np.array([[each.get(term, 0.0) for term in terms] for each in found]) / seconds[:, None]
+    seconds = np.array([*(row.seconds for row in rows), *(row.worker_seconds for row in alone)])
+    relative = np.array([[each.get(term, 0.0) for term in terms] for each in found]) / seconds[:, None]
     # the terms' sizes differ by ten orders of magnitude
-    sizes = np.linalg.norm(matrix, axis=0)
-    sizes[sizes == 0] = 1.0
-    values, _ = nnls(matrix / sizes, np.ones(len(rows)))
+    sizes = np.maximum(np.linalg.norm(relative, axis=0), 1e-300)
+    relative /= sizes
+    begin, _ = nnls(relative, np.ones(len(seconds)))
+    values = least_squares(
+        lambda values: np.log(relative @ values),
+        # from within the bounds
+        begin + 1e-3 * begin.max(),
+        jac=lambda values: relative / (relative @ values)[:, None],
+        bounds=(0, np.inf),
+        loss="soft_l1",
+        f_scale=USUAL,
+    ).x
+    values[(relative * values).max(axis=0) < NEGLIGIBLE] = 0.0
     return Fit(dict(zip(terms, (values / sizes).tolist(), strict=True)), known)
 
 
-def resampled(rows: Sequence[Measured], times: int = 200) -> list[Fit]:
+def resampled(rows: Sequence[Measured], times: int = 100) -> list[Fit]:
     """Returns models that are fitted to rows drawn from ``rows`` with replacement. How they differ shows how well the
     rows determine the model."""
     rng, known = np.random.default_rng(0), known_models(rows)

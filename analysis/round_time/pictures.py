@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from fedray.results.style import BESIDE, COLOURS, MARKERS, clean_frame, figure_of
 from round_time.model import COHORT, PROJECTED, Fit, Measured, checks, projected, sent
@@ -20,7 +20,7 @@ LEGEND = 1.6
 
 STYLES = {model: (COLOURS[place], MARKERS[place]) for place, model in enumerate(WORKS)}
 
-DOTS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+DOTS = {"markersize": 5}
 
 PARTS: Mapping[str, Callable[[str], bool]] = {
     "training": lambda term: term.startswith("step of"),
@@ -45,7 +45,7 @@ def figures(
 
 
 AXES = {
-    "clients": "registered clients",
+    "clients": "registered clients, of whom at most 100 take part",
     "cohort": "clients in a round",
     "actors": "client actors",
     "hosts": "hosts, with an actor each",
@@ -59,7 +59,9 @@ def _lies_on(point: Point, axis: str) -> bool:
     if axis == "clients" and point.cohort == point.clients:
         # there are no more clients
         free.add("cohort")
-    if axis == "hosts" and point.actors == point.hosts:
+    if axis == "hosts":
+        if point.actors != point.hosts:
+            return False
         free.add("actors")
     usual = vars(Point(point.model))
     return all(value == usual[name] for name, value in vars(point).items() if name not in free)
@@ -71,8 +73,14 @@ def _time(rows: Sequence[Row], fitted: Fit | None) -> Figure:
     for axes, axis in zip(places, AXES, strict=True):
         found = [row for row in rows if _lies_on(point_of(row), axis)]
         _draw(axes, found, axis, "seconds", fitted and _seconds_by(fitted))
-        _log(axes, {row["point"][axis] for row in found}, AXES[axis], "seconds of a round")
-    _legend(places[1], "dots: measured\nlines: the model")
+        ticks = {row["point"][axis] for row in found}
+        if axis == "cohort":
+            on_gpu = [row for row in rows if row["point"]["device"] == "cuda"]
+            _draw(axes, on_gpu, axis, "seconds", None, fillstyle="none")
+            ticks |= {row["point"][axis] for row in on_gpu}
+        _log(axes, ticks, AXES[axis], "seconds of a round")
+    gpu = "\nhollow: on a GPU" if any(row["point"]["device"] == "cuda" for row in rows) else ""
+    _legend(places[1], rows, f"dots: measured{gpu}\nlines: the model")
     return figure
 
 
@@ -89,14 +97,23 @@ def _sums_by(fitted: Fit) -> Callable[[Row], float]:
 
 
 def _draw(
-    axes: Axes, rows: Sequence[Row], axis: str, what: str, by: Callable[[Row], float] | None, unit: float = 1.0
+    axes: Axes,
+    rows: Sequence[Row],
+    axis: str,
+    what: str,
+    by: Callable[[Row], float] | None,
+    unit: float = 1.0,
+    fillstyle: str = "full",
 ) -> None:
     """Draws the column ``what`` of ``rows``, in multiples of ``unit``, as dots, and what the function ``by`` predicts
     of it as lines."""
     for model, (colour, marker) in STYLES.items():
         own = sorted((row for row in rows if row["point"]["model"] == model), key=lambda row: row["point"][axis])
         x = [row["point"][axis] for row in own]
-        axes.plot(x, [row[what] / unit for row in own], marker, color=colour, **DOTS)
+        if len(set(x)) < 2:
+            # one value shows no growth
+            continue
+        axes.plot(x, [row[what] / unit for row in own], marker, color=colour, fillstyle=fillstyle, **DOTS)
         if by is not None:
             axes.plot(x, [by(row) / unit for row in own], color=colour, linewidth=1.2, alpha=0.7)
 
@@ -111,7 +128,7 @@ def _resources(rows: Sequence[Row], fitted: Fit | None) -> Figure:
         _log(axes, {row["point"][axis] for row in found}, AXES[axis], ylabel)
     _memory_of_clients(places[2], rows)
     _memory_of_models(places[3], rows)
-    _legend(places[1], "dots: measured\nlines: predicted")
+    _legend(places[1], rows, "dots: measured\nlines: predicted")
     return figure
 
 
@@ -153,12 +170,19 @@ def _log(axes: Axes, ticks: set[float], xlabel: str, ylabel: str, y: str = "log"
     axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
+    if y == "log":
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(axes: Axes, title: str) -> None:
+def _legend(axes: Axes, rows: Sequence[Row], title: str) -> None:
+    present = {row["point"]["model"] for row in rows}
     handles = [
         axes.plot([], [], marker, color=colour, label=WORKS[model].name, **DOTS)[0]
         for model, (colour, marker) in STYLES.items()
+        if model in present
     ]
     axes.legend(handles=handles, title=title, title_fontsize=9, alignment="left", **BESIDE)
 
@@ -168,7 +192,7 @@ def _model(measured: Sequence[Measured], fitted: Fit) -> Figure:
     figure, (axes,) = figure_of(1, legend_width=3.4, panel=(4.6, 4.2))
     x = [row.seconds for row in measured]
     y = [fitted.seconds(row.point, row.processors) for row in measured]
-    axes.plot(x, y, "o", color="0.65", markersize=4, label="points of the fit")
+    axes.plot(x, y, "o", color="0.65", markersize=4)
     for place, check in enumerate(checks(measured), 1):
         predicted = [check.fitted.seconds(row.point, row.processors) for row in check.left_out]
         axes.plot(
@@ -179,9 +203,13 @@ def _model(measured: Sequence[Measured], fitted: Fit) -> Figure:
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.fill_between(ends, ends / 1.25, ends * 1.25, color="black", alpha=0.07, linewidth=0, label="within 25 %")
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.set(xlabel="seconds of a round, measured", ylabel="seconds of a round, predicted")
     clean_frame(axes)
-    axes.legend(title="left out of the fit, then predicted:", title_fontsize=9, alignment="left", **BESIDE)
+    title = "grey dots: points of the fit\nhollow: left out of it, then predicted:"
+    axes.legend(title=title, title_fontsize=9, alignment="left", **BESIDE)
     return figure
 
 
@@ -197,7 +225,7 @@ def _projection(network: Fit, processors: int) -> Figure:
             for term, seconds in network.parts(point, all_processors).items():
                 heights[next(part for part, takes in PARTS.items() if takes(term))][place] += seconds
         axes.stackplot(nodes, list(heights.values()), labels=list(heights), colors=COLOURS[1:], alpha=0.85)
-        axes.set_title(f"{WORKS[model].name}, {steps} local steps", fontsize=10, loc="left")
+        axes.set_title(f"{WORKS[model].name}, {steps} local step{'s' if steps > 1 else ''}", fontsize=10, loc="left")
         _log(axes, {1, 3, 10, 30, 100}, "nodes", "seconds of a round", y="linear")
         axes.set_xlim(1, 100)
     handles, labels = places[0].get_legend_handles_labels()

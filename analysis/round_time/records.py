@@ -47,13 +47,7 @@ def point_of(row: Row) -> Point:
 def on_cpus(rows: Sequence[Row]) -> list[Measured]:
     """Returns the rows of clients on CPUs, in the form that the model of a round's time takes."""
     return [
-        Measured(
-            point=(point := point_of(row)),
-            seconds=row["seconds"],
-            processors=row["processors"],
-            parameters=row["parameters"],
-            seconds_per_sample=row["worker_seconds"] / (point.cohort * point.steps * point.work.batch),
-        )
+        Measured(point_of(row), row["seconds"], row["worker_seconds"], row["processors"], row["parameters"])
         for row in rows
         if row["point"]["device"] == "cpu"
     ]

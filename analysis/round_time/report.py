@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from round_time.model import (
     sent,
 )
 from round_time.pictures import figures
-from round_time.points import Point
+from round_time.points import WORKS, Point
 from round_time.records import Row, on_cpus, point_of
 
 NODES = (1, 3, 10, 30, 100)
@@ -46,10 +47,12 @@ def write(rows: Sequence[Row], folder: Path, node_processors: int | None, gbit: 
     parts = [_about(rows), "## Measured\n\n" + _measured_table(rows) + _key(rows)]
     fitted = fit(measured) if len(measured) > len(TERMS) else None
     if fitted is not None:
+        bandwidth = gbit * 1e9 / 8
         processors = node_processors or measured[0].processors
-        network = fitted.with_network(gbit * 1e9 / 8)
-        parts += [_model_section(measured, fitted), _checks_section(rows, measured, fitted)]
-        parts.append(_projection_section(measured, network, processors, gbit))
+        network = fitted.with_network(bandwidth)
+        others = resampled(measured)
+        parts += [_model_section(measured, fitted, others), _checks_section(rows, measured, fitted)]
+        parts.append(_projection_section(network, [each.with_network(bandwidth) for each in others], processors, gbit))
         drawn = figures(rows, measured, fitted, network, processors)
     else:
         drawn = figures(rows, measured, None, None, 1)
@@ -83,9 +86,10 @@ def _about(rows: Sequence[Row]) -> str:
 def _measured_table(rows: Sequence[Row]) -> str:
     """Returns the table with a row for each point, of which the turns are put together as their median."""
     groups: dict[Point, list[Row]] = {}
-    for row in rows:
+    order = list(WORKS)
+    for row in sorted(rows, key=lambda row: (order.index(row["point"]["model"]), *list(row["point"].values())[1:])):
         groups.setdefault(point_of({"point": row["point"] | {"turn": 0}}), []).append(row)
-    return markdown(pd.DataFrame([_cells(point, turns) for point, turns in groups.items()]))
+    return markdown(pd.DataFrame([_cells(point, turns) for point, turns in groups.items()]).fillna(""))
 
 
 def _cells(point: Point, turns: Sequence[Row]) -> dict[str, str]:
@@ -104,14 +108,22 @@ def _cells(point: Point, turns: Sequence[Row]) -> dict[str, str]:
         "steps": str(point.steps),
         "actors": str(point.actors),
         "hosts": str(point.hosts),
-        "rounds/s": f"{1 / seconds:.3g}" + (" *" if busy else ""),
-        "a round, ms": f"{1e3 * seconds:.3g} ({1e3 * low:.3g} to {1e3 * high:.3g})",
+        "rounds/s": f"{shown(1 / seconds)}" + (" *" if busy else ""),
+        "a round, ms": f"{shown(1e3 * seconds)} ({shown(1e3 * low)} to {shown(1e3 * high)})",
         "tasks": f"{median('tasks'):.0f}",
-        "sums, MB": f"{median('sum_bytes') / 1e6:.3g}",
-        "network in, out, MB": f"{median('received') / 1e6:.3g}, {median('sent') / 1e6:.3g}" if several else "",
-        "algorithm, MB": f"{(median('bytes_up') + median('bytes_down')) / 1e6:.3g}",
-        **{f"{kind}, MiB": f"{memory.get(kind, 0.0):.0f}" for kind in ("driver", "server", "actor", "shared", "all")},
+        "sums, MB": shown(median("sum_bytes") / 1e6),
+        "network in, out, MB": f"{shown(median('received') / 1e6)}, {shown(median('sent') / 1e6)}" if several else "",
+        "algorithm, MB": shown((median("bytes_up") + median("bytes_down")) / 1e6),
+        **{f"{kind}, MiB": f"{memory.get(kind, 0.0):,.0f}" for kind in ("driver", "server", "actor", "shared", "all")},
+        **({"GPU, MiB": f"{memory['gpu']:,.0f}"} if "gpu" in memory else {}),
     }
+
+
+def shown(value: float, digits: int = 3) -> str:
+    """Returns a number with about ``digits`` digits, and without an exponent."""
+    if value == 0:
+        return "0"
+    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
 def _key(rows: Sequence[Row]) -> str:
@@ -120,17 +132,18 @@ def _key(rows: Sequence[Row]) -> str:
         "tasks, sums: what comes back to the server in a round, and the bytes of the clients' sums in it",
         "network: what the server's host receives and sends in a round",
         "algorithm: what all clients would receive and send in a round (`bytes_down`, `bytes_up`)",
-        "driver, server, actor: the most memory that one such process had, with pages that it shares; shared: Ray's "
-        "object store; all: all processes together, where shared pages count once, sampled every two seconds",
+        "driver, server, actor: the most memory that one such process had, with pages that it shares; shared: what "
+        "Ray's object store holds in /dev/shm; all: all processes together, where shared pages count once, sampled "
+        "every two seconds",
     ]
     if any((row["foreign"] or 0) > QUIET for row in rows):
         lines.append(f"\\*: other programs used more than {QUIET} of a processor")
     return "\n\n" + "\n".join(f"* {line}" for line in lines)
 
 
-def _model_section(measured: Sequence[Measured], fitted: Fit) -> str:
-    """Returns the section about the model of a round's time: its coefficients and its errors."""
-    others = resampled(measured)
+def _model_section(measured: Sequence[Measured], fitted: Fit, others: Sequence[Fit]) -> str:
+    """Returns the section about the model of a round's time: its coefficients and its errors. ``others`` are models of
+    resampled points, for intervals."""
     cells = []
     for term, seconds in fitted.seconds_of.items():
         low, high = interval(each.seconds_of[term] for each in others)
@@ -138,7 +151,7 @@ def _model_section(measured: Sequence[Measured], fitted: Fit) -> str:
         cells.append(
             {
                 "term": term,
-                "seconds": f"{seconds:.3g} ({low:.2g} to {high:.2g})",
+                "microseconds": f"{shown(1e6 * seconds)} ({shown(1e6 * low, 2)} to {shown(1e6 * high, 2)})",
                 "largest share": f"{max(shares):.0%}",
                 "what it stands for": TERMS.get(term, "a local step, times those that one processor makes in a row"),
             }
@@ -146,8 +159,8 @@ def _model_section(measured: Sequence[Measured], fitted: Fit) -> str:
     errors = [abs(fitted.seconds(row.point, row.processors) / row.seconds - 1) for row in measured]
     return (
         "## A model of a round's time\n\nThe time of a round on Ray is a sum of terms, each of which is a number that "
-        "follows from the configuration times a fitted number of seconds. Least squares of relative errors, no term "
-        "below zero; in brackets the 95 % interval of resampled points. *Largest share* is the largest part of a "
+        "follows from the configuration times a fitted number of seconds. Least squares of logarithmic errors, no "
+        "term below zero; in brackets the 95 % interval of resampled points. *Largest share* is the largest part of a "
         f"measured round that the term explains.\n\n{markdown(pd.DataFrame(cells))}\n\nOn the {len(measured)} points "
         f"that it is fitted to the model is wrong by {statistics.median(errors):.0%} in the median and by "
         f"{max(errors):.0%} at most.\n\n![](model.png)"
@@ -195,9 +208,9 @@ def _traffic_cells(rows: Sequence[Row], measured: Sequence[Measured], fitted: Fi
         yield _error_cells("bytes on the network of the server's host, in and out", network)
 
 
-def _projection_section(measured: Sequence[Measured], network: Fit, processors: int, gbit: float) -> str:
-    """Returns the section with the projection to more nodes, with ``network`` as the model on their network."""
-    others = [each.with_network(gbit * 1e9 / 8) for each in resampled(measured)]
+def _projection_section(network: Fit, others: Sequence[Fit], processors: int, gbit: float) -> str:
+    """Returns the section with the projection to more nodes, with ``network`` as the model on their network, and
+    ``others`` as those of resampled points."""
     cells = []
     for model, steps in PROJECTED:
         if model not in network.known:
@@ -207,7 +220,9 @@ def _projection_section(measured: Sequence[Measured], network: Fit, processors: 
             point, all_processors = projected(model, nodes, processors, steps=steps, **COHORT)
             parts = network.parts(point, all_processors)
             low, high = interval(each.seconds(point, all_processors) for each in others)
-            row[f"{nodes} node{'s' if nodes > 1 else ''}"] = f"{sum(parts.values()):.3g} ({low:.2g} to {high:.2g})"
+            row[f"{nodes} node{'s' if nodes > 1 else ''}"] = (
+                f"{shown(sum(parts.values()))} ({shown(low, 2)} to {shown(high, 2)})"
+            )
         row["most of it on 100 nodes"] = max(parts, key=lambda term: parts[term])
         cells.append(row)
     return (

@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import resource
+import shutil
+import subprocess
 import threading
 import time
 from collections import defaultdict
@@ -89,6 +91,8 @@ class Probe:
             self.tree.ours.setdefault(self.driver, ProcessTree(self.driver).ours[self.driver])
         total = self.tree.memory_mib()
         now = {"all": total["pss"] - _memory(os.getpid(), "smaps_rollup", "Pss:"), "shared": total["shmem"]}
+        if gpu := _gpu_mib():
+            now["gpu"] = gpu
         for pid in list(self.tree.ours):
             role = "driver" if pid == self.driver else _role(pid)
             if role:
@@ -101,13 +105,22 @@ class Probe:
 
         ``all`` is the memory of all processes together, in which shared pages count once, and ``shared`` the part of it
         that is Ray's object store. ``driver``, ``server`` and ``actor`` are the most that one such process has had,
-        with the pages that it shares. Hosts with the same ``machine`` are containers on one machine.
+        with the pages that it shares. ``gpu`` is the memory of GPUs. Hosts with the same ``machine`` are containers on
+        one machine.
         """
         return {
             "memory": dict(self.peaks),
             "machine": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             "processors": len(os.sched_getaffinity(0)),
         }
+
+
+def _gpu_mib() -> float:
+    """Returns how much memory of this host's GPUs is used, by whatever program; 0 without GPUs."""
+    if shutil.which("nvidia-smi") is None:
+        return 0.0
+    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return float(sum(map(int, subprocess.run(asked, capture_output=True, text=True).stdout.split())))
 
 
 def _role(pid: int) -> str | None:
