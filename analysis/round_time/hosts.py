@@ -40,7 +40,7 @@ class Hosts:
         connection to it, so that nothing is left there if this process dies."""
         ray = shlex.quote(str(Path(sys.executable).with_name("ray")))
         address, port = self.head.split(":")
-        head = f"{ray} start --head --port={port} --include-dashboard=false --disable-usage-stats --block"
+        head = f"exec {ray} start --head --port={port} --include-dashboard=false --disable-usage-stats --block"
         worker = (
             f"until (exec 3<> /dev/tcp/{address}/{port}) 2> /dev/null; do sleep 0.2; done; "
             f"exec {ray} start --address={self.head} --disable-usage-stats --block"
@@ -53,7 +53,11 @@ class Hosts:
     @contextlib.contextmanager
     def _kept_up(self, name: str, command: str) -> Iterator[None]:
         """A context in which ``command`` runs on the host ``name``."""
-        script = f"{self._exports()}({command}) < /dev/null > /dev/null 2>&1 & cat > /dev/null; kill $!; wait\n"
+        # job control, without which a job in the background would ignore the interrupt; upon a termination Ray would
+        # first ask its head, which may have gone, whether it may leave
+        script = (
+            f"set -m\n{self._exports()}({command}) < /dev/null > /dev/null 2>&1 & cat > /dev/null; kill -INT $!; wait\n"
+        )
         connection = subprocess.Popen([*self.ssh, name, "bash", "-s"], stdin=subprocess.PIPE, text=True)
         assert connection.stdin is not None
         try:
