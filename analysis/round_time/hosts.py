@@ -39,12 +39,8 @@ class Hosts:
         """A context in which the first ``count`` hosts are a Ray cluster. Ray lives on a host for as long as the
         connection to it, so that nothing is left there if this process dies."""
         ray = shlex.quote(str(Path(sys.executable).with_name("ray")))
-        address, port = self.head.split(":")
-        head = f"exec {ray} start --head --port={port} --include-dashboard=false --disable-usage-stats --block"
-        worker = (
-            f"until (exec 3<> /dev/tcp/{address}/{port}) 2> /dev/null; do sleep 0.2; done; "
-            f"exec {ray} start --address={self.head} --disable-usage-stats --block"
-        )
+        head = f"exec {ray} start --head --port={PORT} --include-dashboard=false --disable-usage-stats --block"
+        worker = f"{self._await_head()}; exec {ray} start --address={self.head} --disable-usage-stats --block"
         with contextlib.ExitStack() as connections:
             for place, name in enumerate(self.names[:count]):
                 connections.enter_context(self._kept_up(name, head if place == 0 else worker))
@@ -72,9 +68,15 @@ class Hosts:
     def run(self, command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
         """Runs ``command`` on the cluster's head, in the folder in which this process is, and returns its output."""
         # the script is sent as input, because the token would be seen in the list of processes
-        script = f"{self._exports()}cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)} < /dev/null\n"
+        there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)} < /dev/null"
+        script = f"{self._exports()}{self._await_head()}\n{there}\n"
         connection = [*self.ssh, self.names[0], "bash", "-s"]
         return subprocess.run(connection, input=script, capture_output=True, text=True, timeout=timeout)
+
+    def _await_head(self) -> str:
+        """Returns a command of bash that waits until the cluster's head listens, for two minutes at most."""
+        listens = f"(exec 3<> /dev/tcp/{self.head.replace(':', '/')}) 2> /dev/null"
+        return f"for _ in {{1..600}}; do {listens} && break; sleep 0.2; done"
 
     def _exports(self) -> str:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}

@@ -65,7 +65,7 @@ def measure(point: Point, seconds: float, address: str = "local") -> dict[str, A
     connect(EngineConfig(address=address), lambda line: None)
     _await_nodes(point.hosts)
     probes = watching.probes(os.getpid())
-    fedray.engine.ray.engine.ServerActor = watching.CountingServer  # type: ignore[misc]
+    fedray.engine.ray.engine.ServerActor = watching.CountingServer
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (SAMPLES, *point.work.shape), dtype=np.uint8)
     y = rng.integers(0, 10, SAMPLES)
@@ -103,7 +103,7 @@ def _of_rounds(point: Point, result: RunResult, arrived: list[dict[str, float]])
         "seconds": float(seconds.median()),
         "quartiles": [float(low), float(high)],
         "rounds": len(seconds),
-        **{name: float(total) for name, total in totals.median().items()},
+        **{str(name): float(total) for name, total in totals.median().items()},
         "bytes_down": float(metrics["bytes_down"].iloc[-1] / len(metrics)),
         "bytes_up": float(metrics["bytes_up"].iloc[-1] / len(metrics)),
         "worker_seconds": point.actors * float(profile.iloc[WARM_UP:][list(WORKING)].sum(axis=1).median()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ LEGEND = 1.6
 
 STYLES = {model: (COLOURS[place], MARKERS[place]) for place, model in enumerate(WORKS)}
 
-DOTS = {"markersize": 5}
+DOTS: dict[str, Any] = {"markersize": 5}
 
 PARTS: Mapping[str, Callable[[str], bool]] = {
     "training": lambda term: term.startswith("step of"),
@@ -72,7 +73,7 @@ def _time(rows: Sequence[Row], fitted: Fit | None) -> Figure:
     figure, places = figure_of(4, legend_width=LEGEND, panel=PANEL)
     for axes, axis in zip(places, AXES, strict=True):
         found = [row for row in rows if _lies_on(point_of(row), axis)]
-        _draw(axes, found, axis, "seconds", fitted and _seconds_by(fitted))
+        _draw(axes, found, axis, "seconds", _seconds_by(fitted))
         ticks = {row["point"][axis] for row in found}
         if axis == "cohort":
             on_gpu = [row for row in rows if row["point"]["device"] == "cuda"]
@@ -84,16 +85,21 @@ def _time(rows: Sequence[Row], fitted: Fit | None) -> Figure:
     return figure
 
 
-def _seconds_by(fitted: Fit) -> Callable[[Row], float]:
-    return lambda row: fitted.seconds(point_of(row), row["processors"])
+Predicted: TypeAlias = Callable[[Row], float]
+"""A function that predicts what was measured in a row."""
 
 
-def _sums_by(fitted: Fit) -> Callable[[Row], float]:
+def _seconds_by(fitted: Fit | None) -> Predicted | None:
+    return None if fitted is None else lambda row: fitted.seconds(point_of(row), row["processors"])
+
+
+def _sums_by(fitted: Fit | None) -> Predicted | None:
     def predicted(row: Row) -> float:
+        assert fitted is not None
         known = fitted.known[row["point"]["model"]]
         return 8 * known.parameters * sent(point_of(row), known).nodes
 
-    return predicted
+    return None if fitted is None else predicted
 
 
 def _draw(
@@ -101,7 +107,7 @@ def _draw(
     rows: Sequence[Row],
     axis: str,
     what: str,
-    by: Callable[[Row], float] | None,
+    by: Predicted | None,
     unit: float = 1.0,
     fillstyle: str = "full",
 ) -> None:
@@ -123,7 +129,7 @@ def _resources(rows: Sequence[Row], fitted: Fit | None) -> Figure:
     figure, places = figure_of(4, legend_width=LEGEND, panel=PANEL)
     for axes, axis in zip(places, ("cohort", "actors"), strict=False):
         found = [row for row in rows if _lies_on(point_of(row), axis)]
-        _draw(axes, found, axis, "sum_bytes", fitted and _sums_by(fitted), unit=1e6)
+        _draw(axes, found, axis, "sum_bytes", _sums_by(fitted), unit=1e6)
         ylabel = "sums that reach the server,\nMB a round"
         _log(axes, {row["point"][axis] for row in found}, AXES[axis], ylabel)
     _memory_of_clients(places[2], rows)

@@ -71,10 +71,10 @@ class Point:
     def __str__(self) -> str:
         hosts = f", {self.hosts} hosts" if self.hosts > 1 else ""
         device = ", GPU" if self.device != "cpu" else ""
-        return (
-            f"{self.work.name}, {self.cohort:,} of {self.clients:,} clients, {self.steps} steps, "
-            f"{self.actors} actors{hosts}{device}"
-        )
+        steps = f"{self.steps} local step{'s' if self.steps > 1 else ''}"
+        actors = f"{self.actors} actor{'s' if self.actors > 1 else ''}"
+        cohort = f"{self.cohort:,} of {self.clients:,} clients"
+        return f"{self.work.name}, {cohort}, {steps}, {actors}{hosts}{device}"
 
 
 WARM_UP = 2

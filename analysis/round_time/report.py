@@ -24,7 +24,6 @@ from round_time.model import (
     checks,
     fit,
     interval,
-    known_models,
     projected,
     resampled,
     sent,
@@ -94,7 +93,7 @@ def _measured_table(rows: Sequence[Row]) -> str:
 
 def _cells(point: Point, turns: Sequence[Row]) -> dict[str, str]:
     def median(name: str) -> float:
-        return statistics.median(row[name] for row in turns)
+        return float(statistics.median(row[name] for row in turns))
 
     memory = {kind: max(row["memory"].get(kind, 0.0) for row in turns) for kind in turns[0]["memory"]}
     seconds = median("seconds")
@@ -169,7 +168,7 @@ def _model_section(measured: Sequence[Measured], fitted: Fit, others: Sequence[F
 
 def _checks_section(rows: Sequence[Row], measured: Sequence[Measured], fitted: Fit) -> str:
     """Returns the section about predictions of points that had no part in the fit, and about predicted traffic."""
-    found = pd.DataFrame([*map(_check_cells, checks(measured)), *_traffic_cells(rows, measured, fitted)])
+    found = pd.DataFrame([*map(_check_cells, checks(measured)), *_traffic_cells(rows, fitted)])
     return (
         "## Checks\n\nIn the rows about seconds the named points were left out of the fit, and then predicted. What "
         "reaches the server is predicted from the configuration alone, for actors of equal speed.\n\n" + markdown(found)
@@ -190,9 +189,9 @@ def _error_cells(name: str, errors: Sequence[float]) -> dict[str, str]:
     }
 
 
-def _traffic_cells(rows: Sequence[Row], measured: Sequence[Measured], fitted: Fit) -> Iterator[dict[str, str]]:
+def _traffic_cells(rows: Sequence[Row], fitted: Fit) -> Iterator[dict[str, str]]:
     """Yields rows about the predicted tasks, bytes of sums and bytes on the network."""
-    known = known_models(measured)
+    known = fitted.known
     cpu = [(row, point_of(row)) for row in rows if row["point"]["device"] == "cpu"]
     arriving = {point: sent(point, known[point.model]) for _, point in cpu}
     tasks = [arriving[point].tasks / row["tasks"] - 1 for row, point in cpu]

@@ -49,7 +49,7 @@ class CountingServer(ServerActor):
                 rounds.append({**counted, **network_bytes()})
                 return super().totals()
 
-        fedray.engine.round.CohortSums = CountedSums  # type: ignore[misc]
+        fedray.engine.round.CohortSums = CountedSums
         super().run(lockstep)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         file = Path(self.experiment.config.run.output) / ARRIVED
