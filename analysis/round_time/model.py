@@ -16,7 +16,7 @@ from fedray.client.phase import stacks
 from fedray.core.tree import TreeSum, subtree, subtrees
 from fedray.engine.cutting import LEAST_SECONDS, LONGEST_SECONDS, SUMS_BYTES, cut_into_tasks
 from fedray.engine.ray.pool import MARGIN
-from fedray.experiment.backend import VMAP_CHUNK
+from fedray.experiment.backend import LEAST_VMAP_CHUNK, VMAP_CHUNK
 from round_time.points import WORKS, Point
 
 TERMS = {
@@ -77,7 +77,7 @@ def sent(point: Point, known: Known) -> Sent:
 def _stacks(point: Point) -> Sequence[tuple[int, int]] | None:
     """Returns the stacks of a cohort on a CPU with ``engine.chunk=auto``, or None if clients are trained one by one."""
     chunk = min(VMAP_CHUNK, (point.cohort + 1) // 2)
-    return stacks(point.cohort, chunk) if point.work.stacked else None
+    return stacks(point.cohort, chunk) if point.work.stacked and chunk >= LEAST_VMAP_CHUNK else None
 
 
 def clients_in_turn(point: Point, processors: int) -> int:

@@ -94,6 +94,9 @@ def test_what_reaches_the_server_is_what_fedray_sends():
     stacked = sent(Point("logistic", 100, actors=2), Known(7850, 1e-5))
     # 50 clients are no subtree: 32 + 16 + 2, and 2 + 4 + 8 + 32 + 4
     assert (stacked.tasks, stacked.nodes) == (2, 7)
+    # too few clients for stacks: as on Ray
+    few = sent(Point("logistic", 10, actors=2), Known(7850, 5e-5))
+    assert few.nodes == 5
 
 
 def test_points_that_are_done_are_skipped(tmp_path, monkeypatch, capsys):
