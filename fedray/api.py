@@ -256,13 +256,14 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
     """Returns what this machine or the Ray cluster offers the run: the device for ``engine.device=auto``, what an
     earlier start of the run has decided, and whether a compiler is missing."""
     from fedray.experiment.placement import Surroundings, missing_compiler
+    from fedray.tracking.failure import has_failed
     from fedray.tracking.folder import decided_in
 
     def begun(folder: Path) -> dict[str, bool]:
         return {} if settings.run.resume is False else decided_in(folder)
 
     def missing(folder: Path, device: Device) -> str | None:
-        if settings.run.resume is not False and (folder / "summary.json").exists():
+        if settings.run.resume is not False and (folder / "summary.json").exists() and not has_failed(folder):
             # the run is finished, so that nothing will be compiled
             return None
 

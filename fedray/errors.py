@@ -34,6 +34,13 @@ class StateLost(ClientError):
     """
 
 
+class Unreachable(Exception):
+    """Raised in a worker if data that a task needs, such as a client's state, lie on a node that does not answer.
+
+    They are not lost: the pool does the task again.
+    """
+
+
 MOST_NAMES = 60
 """The largest number of known names that a message lists."""
 

@@ -53,6 +53,9 @@ class EngineConfig(Section):
         "auto", description="record a gradient's operations and repeat them: faster, same bits; auto: of known layers"
     )
     start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
+    answer_timeout: Real = Field(
+        15.0, gt=0, description="seconds without a sign of life after which an actor's tasks are given to others"
+    )
     max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")
     address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedray.data.federated import FederatedData
@@ -23,6 +24,7 @@ from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import dump
+from fedray.tracking.failure import write_failure
 from fedray.tracking.folder import FoundRun, RunFolder, check_numbers
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY
@@ -33,11 +35,12 @@ from fedray.warning import WARNING
 def open_run(
     experiment: Experiment,
     data: FederatedData,
-    make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
+    make_pool: Callable[[Worker], tuple[Pool, Sequence[Mapping[str, Any]]]],
     concurrent: bool,
     overlap: bool = False,
     say: Callable[[str], None] = lambda line: None,
     node: str = "",
+    close_pool: bool = True,
 ) -> Iterator[Run | None]:
     """Opens the run of ``experiment`` on ``data`` as a context: locks its folder, and starts the workers. The context's
     value is the run, which continues from its last checkpoint if it has one. The value is None if another process
@@ -45,9 +48,11 @@ def open_run(
 
     ``make_pool(worker)`` returns the pool and a description of each computing process. ``concurrent`` and ``overlap``
     say what may happen at the same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say(line)`` shows a line to
-    the user. ``node`` is Ray's name of this node.
+    the user. ``node`` is Ray's name of this node. With ``close_pool=False`` the pool is not closed at the end, because
+    another run will use it.
 
-    Raises :class:`UserError` if the folder can't be used. The folder is then unchanged.
+    Raises :class:`UserError` if the folder can't be used. The folder is then unchanged. If an error ends the context,
+    the run folder says so (:func:`~fedray.tracking.failure.write_failure`).
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
     with folder.lock(say), contextlib.ExitStack() as stack:
@@ -65,12 +70,14 @@ def open_run(
         worker = Worker(Clients(experiment, data, states, experiment.server_device))
         pool, machines = make_pool(worker)
         stack.callback(states.clear)
-        stack.callback(pool.close)
+        if close_pool:
+            stack.callback(pool.close)
         # removes states that a killed run has left behind
         states.clear()
         folder.prepare()
         checkpoints.discard(folder.checkpoints, after)
-        unsure = sorted({operation for each in machines for operation in each.pop("nondeterministic", ())})
+        stack.push(_failure_written(folder.path, states))
+        unsure = sorted({operation for each in machines for operation in each.get("nondeterministic", ())})
         state, scoring = RunState.first(experiment, data, worker, pool), Scoring.from_config(experiment, data)
         recorder = _recorder(folder, experiment, state, scoring, machines, after)
         stack.callback(recorder.close)
@@ -88,20 +95,34 @@ def open_run(
         yield run
 
 
+def _failure_written(path: Path, states: StateFolder) -> Callable[..., None]:
+    """Returns a function for the end of a context, which writes into the run folder ``path`` which error has ended the
+    run, if any. Clients' ``states`` on this node, which are removed at the end anyway, are removed before, because
+    they may fill the disk."""
+
+    def at_end(kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if error is not None and not isinstance(error, GeneratorExit):
+            states.clear()
+            write_failure(path, error)
+
+    return at_end
+
+
 def _recorder(
     folder: RunFolder,
     experiment: Experiment,
     state: RunState,
     scoring: Scoring,
-    machines: list[dict[str, Any]],
+    machines: Sequence[Mapping[str, Any]],
     after: int,
 ) -> Recorder:
     """Returns the recorder that writes the run folder of a run that continues after round ``after``. ``machines`` has
     descriptions of the run's processes."""
+    processes = [{key: fact for key, fact in each.items() if key != "nondeterministic"} for each in machines]
     return Recorder(
         folder,
         dump(experiment.config),
-        {"bits_promised": same_kind(machines), "processes": machines},
+        {"bits_promised": same_kind(processes), "processes": processes},
         further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server))),
         after=after,
         hyper_parameters=experiment.hyper_parameters,

@@ -25,7 +25,7 @@ from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.engine.upload_steps import UploadSteps
-from fedray.errors import ClientError, StateLost, UserError, first_line
+from fedray.errors import ClientError, StateLost, Unreachable, UserError, first_line
 from fedray.gradients.rows import RowByRow
 
 BY_ROWS = "fedray.gradients.rows.by_rows computes it of each row"
@@ -106,7 +106,7 @@ class PhaseRunner:
         task's lists."""
         try:
             result, client = self._phase(task, task.phase, position, rows)
-        except (StateLost, UserError, _Apart):
+        except (StateLost, Unreachable, UserError, _Apart):
             raise
         except (Exception, SystemExit) as error:
             if is_refused(error):

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedray.core.precision import TENSOR_CORES
@@ -143,7 +143,7 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
-def same_kind(machines: list[dict[str, Any]]) -> bool:
+def same_kind(machines: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether all processes of a run give the same bits, that is, have the same device, instruction set and
     torch version. ``machines`` has a description of each process, made by :func:`describe`."""
     return len({(m["device"], m["instructions"], m["torch"]) for m in machines}) <= 1

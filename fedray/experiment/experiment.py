@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -79,6 +79,11 @@ class Experiment:
             return asked
         work = self.facts.flops * (self.training.batch_size or 1)
         return next(count for most, count in LANES if work <= most)
+
+    def with_run_settings(self, **values: Any) -> Experiment:
+        """Returns a copy of this experiment in which ``values`` replace keys of the section ``run``."""
+        run = self.config.run.model_copy(update=values)
+        return replace(self, config=self.config.model_copy(update={"run": run}))
 
     @property
     def precision(self) -> str:

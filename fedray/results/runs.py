@@ -16,6 +16,7 @@ import pandas as pd
 from fedray.config import read_file
 from fedray.errors import UserError, first_sentence
 from fedray.results.measure import Measure
+from fedray.tracking.failure import has_failed
 from fedray.tracking.folder import INPUTS, read_metrics, with_unrecorded
 from fedray.tracking.records import KEY, changed
 
@@ -186,6 +187,8 @@ def read_run(folder: Path) -> RecordedRun | LeftOut:
         if not (folder / "summary.json").exists():
             return LeftOut(folder, "the run has not ended")
         summary = _read_object(folder / "summary.json", {"status": str, "rounds": int})
+        if has_failed(folder):
+            return LeftOut(folder, f"the run failed after round {summary['rounds']}: {summary.get('reason')}")
         if summary["status"] == "interrupted":
             done = f"{summary['rounds']} of {settings['run.rounds']} rounds"
             return LeftOut(folder, f"the run was interrupted after {done}")

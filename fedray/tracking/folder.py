@@ -20,6 +20,7 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
+from fedray.tracking.failure import has_failed
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tracking.records import PartsDigest, RowsDigest
 from fedray.util.files import replacement_of, room_for
@@ -56,7 +57,8 @@ class FoundRun:
     """What was found in a run folder before a run starts in it.
 
     ``status`` says whether there is no run (new), or one that is unfinished or finished. ``rounds`` is the number of
-    rounds in that run's configuration. ``summary`` is the content of its summary.json, or None if it has not ended.
+    rounds in that run's configuration. ``summary`` is the content of its summary.json, or None if it has not ended, or
+    an error has ended it.
     """
 
     status: Status
@@ -97,6 +99,8 @@ class RunFolder:
         if not isinstance(old.get("run"), Mapping) or not isinstance(old["run"].get("rounds"), int):
             raise UserError(f"{self.path / 'config.yaml'} is damaged: use run.resume=false to start over")
         summary = _read_object(self.path / "summary.json", ("status", "rounds", "final_accuracy", "model_sha256"))
+        if has_failed(self.path):
+            summary = None
         status = None if summary is None else summary["status"]
         rounds, wanted = old["run"]["rounds"], self.config.run.rounds or 0
         differ = keys_that_differ(old, self.config.model_dump(mode="json"), self.defaults)

@@ -93,6 +93,10 @@ class Recorder:
                 self.machine |= {"bits_promised": False, "nondeterministic": [*known, operation]}
                 self.note(f"warning: bits are not promised: {operation}")
 
+    def add_process(self, facts: Mapping[str, Any]) -> None:
+        """Notes that another process computes for the run, with its description ``facts``."""
+        self.machine |= {"processes": [*self.machine["processes"], dict(facts)]}
+
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """Records a finished round in metrics.csv, in clients.parquet and for TensorBoard.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
 import random
 import re
 import signal
@@ -22,8 +24,9 @@ from processes import descendants, environment, gone, kill_all, loaded, wait_for
 from slow_runs import SLOW_ROUNDS, slow_rounds
 from small_runs import needs_compiler
 
-from fedray import Report, simulate
+from fedray import ClientError, Report, simulate
 from fedray.algorithms import known_algorithms
+from fedray.results.runs import LeftOut, read_run
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tracking.result import RunResult
@@ -153,6 +156,61 @@ def test_server_killed(tmp_path: Path, ray_cluster: None) -> None:
     assert killed
     assert "resuming" in (folder / "log.txt").read_text()
     assert_same(whole, run)
+
+
+def test_an_actor_that_hangs(tmp_path: Path, ray_cluster: None) -> None:
+    """Others do its tasks, to the same bits, and it gets tasks again when it answers again."""
+    config = {**slow_rounds("scaffold"), "run.rounds": 10}
+    whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    folder, stopped = tmp_path / "ray" / "scaffold-small", []
+
+    def callback(report: Report) -> None:
+        if report.round == 2:
+            stopped.append(actor_pids(folder)[0])
+            os.kill(stopped[0], signal.SIGSTOP)
+        if report.round == 6:
+            os.kill(stopped[0], signal.SIGCONT)
+
+    changes = {"engine.kind": "ray", "engine.actors": 2, "engine.cpus_per_actor": 0.1, "engine.answer_timeout": 4}
+    output = {"run.output": str(tmp_path / "ray")}
+    run = simulate({**config, **changes, **output}, data=small_source(), callbacks=[callback])
+    log = (folder / "log.txt").read_text()
+    assert re.search(r"no answer from \S+ for \d+ s; doing \d+ clients? elsewhere", log)
+    assert re.search(r"\S+ answers again", log)
+    assert len(actor_pids_of(folder)) == 2
+    assert_same(whole, run)
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_a_run_that_fails_says_so_in_its_folder(kind: str, tmp_path: Path, ray_cluster: None) -> None:
+    """Reason and host are in summary.json and log.txt, it is not compared with others, and the same call goes on."""
+    broken = tmp_path / "broken"
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if broken.exists():
+            raise RuntimeError("no more losses")
+        return F.cross_entropy(logits, targets, reduction="none")
+
+    def at_round_3(report: Report) -> None:
+        if report.round == 3:
+            broken.touch()
+
+    config = {**SETTINGS, "algorithm.name": "scaffold", "run.checkpoint_every": 2, "run.name": "run"}
+    whole = simulate({**config, "run.output": str(tmp_path / "whole")}, data=small_source(), loss=loss)
+    config |= {"run.output": str(tmp_path), "engine.kind": kind, "engine.actors": 1, "engine.cpus_per_actor": 0.1}
+    with pytest.raises(ClientError, match="no more losses"):
+        simulate(config, data=small_source(), loss=loss, callbacks=[at_round_3])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["host"]) == ("failed", 3, platform.node())
+    reason = "failed in phase train of round 4 on"
+    assert reason in summary["reason"]
+    assert summary["reason"].endswith("RuntimeError: no more losses")
+    assert f"failed on {platform.node()} after round 3: client" in (tmp_path / "run" / "log.txt").read_text()
+    left_out = read_run(tmp_path / "run")
+    assert isinstance(left_out, LeftOut)
+    assert reason in left_out.reason
+    broken.unlink()
+    assert_same(whole, simulate(config, data=small_source(), loss=loss))
 
 
 def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:

@@ -75,7 +75,8 @@ def test_killed_by_rays_memory_monitor(command: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     line = (
-        r"died: .* killed due to the node running low on memory.*; (it continues from its|going back to the) last check"
+        r"(died: .* killed due to the node running low on memory.*; it continues from its"
+        r"|the server actor on .* ran out of memory; going back to the) last check"
     )
     assert re.search(line, done.stdout)
     assert "Traceback" not in done.stdout

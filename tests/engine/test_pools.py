@@ -97,7 +97,8 @@ class TestRay(PoolContract):
         worker.clients.states.node = here
         stored = store(worker.data)
         actors = [create_actor(worker.experiment, stored, here) for _ in range(2)]
-        pool = RayPool(worker.experiment, stored, actors, worker.clients.states, lambda line: None)
+        silent = lambda line: None  # noqa: E731
+        pool = RayPool(worker.experiment, stored, actors, worker.clients.states, silent, silent)
         return pool, [describe("cpu")]
 
     def test_large_broadcasts_go_through_the_store(self, tmp_path, monkeypatch):
@@ -122,13 +123,13 @@ class TestRay(PoolContract):
 
         with self.open(tmp_path) as run:
             assert isinstance(run.pool, RayPool)
-            actors = list(run.pool.actors)
+            actors = [member.actor for member in run.pool.actors.alive]
             assert len(actors) == 2
             run.pool.close()
             for actor in actors:
                 # Ray may still run what an actor is asked for just after it was told to end
                 with pytest.raises(RayActorError):
-                    [ray.get(actor.describe.remote()) for _ in range(1000)]
+                    [ray.get(actor.progress.remote()) for _ in range(1000)]
 
 
 def test_samples_are_on_a_node_once(tmp_path, ray_cluster):

@@ -26,6 +26,9 @@ which Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 RESOURCES = ("CPU", "GPU")
 """The kinds of Ray's resources that fedray asks for and reports."""
 
+SAY_SECONDS = 10.0
+"""The seconds after which the user is told what the run waits for, and between two such lines."""
+
 TRIAL_BUNDLE = 0
 """The index of the bundle in a trial's placement group that is for the trial itself and its server."""
 
@@ -178,12 +181,13 @@ def in_words(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
 
 
-def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | None:
+def missing_on_nodes(check: Callable[[], str | None], timeout: float, say: Callable[[str], None]) -> str | None:
     """Calls ``check()`` on all nodes of the cluster, to find out whether one of them lacks something that the run
     needs, such as a compiler. ``check()`` returns what is missing, or None.
 
-    Returns the first result that is not None, followed by the node's name, or None if no node lacks anything. Raises
-    :class:`UserError` if a node does not answer within ``timeout`` seconds.
+    Returns the first result that is not None, followed by the node's name, or None if no node lacks anything. ``say``
+    shows a line to the user while nodes are waited for. Raises :class:`UserError` if a node does not answer within
+    ``timeout`` seconds.
     """
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in living_nodes()}
     asked = {
@@ -192,8 +196,13 @@ def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | N
         .remote()
         for node, name in nodes.items()
     }
-    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout)
-    for name, each in asked.items():
-        if each not in ready:
-            raise UserError(f"{name} did not start a process in engine.start_timeout={timeout:g} s")
+    waited, left = 0.0, dict(asked)
+    while left:
+        ready, _ = ray.wait(list(left.values()), num_returns=len(left), timeout=min(SAY_SECONDS, timeout - waited))
+        left = {name: each for name, each in left.items() if each not in ready}
+        waited += SAY_SECONDS
+        if left and waited >= timeout:
+            raise UserError(f"{', '.join(left)} did not start a process in engine.start_timeout={timeout:g} s")
+        if left:
+            say(f"waiting for {', '.join(left)} to start a process ({waited:.0f} s) ...")
     return next((f"{missing} on {name}" for name, each in asked.items() if (missing := ray.get(each))), None)

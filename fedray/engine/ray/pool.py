@@ -1,31 +1,32 @@
-"""A pool of Ray actors. If an actor dies, it is replaced, and another one repeats its task."""
+"""A pool of Ray actors. If an actor dies or does not answer, another one does its tasks."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from safetensors.numpy import save_file
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError, RayTaskError
 
 from fedray.core.structure import map_leaves
 from fedray.core.vectors import Vector
-from fedray.engine.ray.client_actor import StateReader, create_actor, get
-from fedray.engine.ray.cluster import NO_TASK_EVENTS, gpu_share, shortage
+from fedray.engine.pool import Region
+from fedray.engine.ray.actors import Actors, Member, cause_of
+from fedray.engine.ray.host_sums import HostSums, inline_bytes
+from fedray.engine.ray.other_nodes import OtherNodes
 from fedray.engine.ray.stored import StoredData
+from fedray.engine.ray.watch import Sent, Watch, work_of
 from fedray.engine.state.packing import Enclosed, Packed
 from fedray.engine.state.states import State, StateFile, StateFolder
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task, working_seconds
-from fedray.errors import ClientError, UserError, first_line
+from fedray.errors import Unreachable
 from fedray.experiment.experiment import Experiment
 
 ENCLOSED_BYTES = 1 << 16
@@ -35,21 +36,18 @@ actor fetches it from there, which takes about a millisecond."""
 MARGIN = 1.2
 """The factor by which an actor may be slower than measured before without other actors having to wait for it."""
 
-
-@dataclass
-class _Sent:
-    """A task that was sent to an actor."""
-
-    actor: Any
-    task: Any
+TICK = 1.0
+"""The seconds between two looks at what the pool waits for."""
 
 
 class RayPool:
-    """The pool of the Ray engine: the client actors of a run, which may be on many nodes. An actor that dies
-    is replaced.
+    """The pool of the Ray engine: the client actors of a run, which may be on many nodes. An actor that dies is
+    replaced, and the tasks of one that does not answer are given to others.
 
-    ``actors`` have been started by the driver, and the pool waits for them for ``engine.start_timeout`` seconds.
-    ``states`` is the folder with clients' states on the server's node. ``note(line)`` writes a line into the run's log.
+    ``actors`` have been created by the driver, and the pool waits for them for ``engine.start_timeout`` seconds.
+    ``states`` is the folder with clients' states on the server's node. ``say(line)`` shows a line to the user, and
+    ``note(line)`` writes one into the run's log. ``machines`` has a description of each process that has been an actor
+    of the pool, and ``joined(machine)`` is called for each new one.
     """
 
     def __init__(
@@ -58,86 +56,58 @@ class RayPool:
         data: StoredData,
         actors: Sequence[Any],
         states: StateFolder,
+        say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        self.experiment, self.data, self.states, self.note = experiment, data, states, note
-        engine = experiment.config.engine
-        self.patience, self.max_retries = engine.start_timeout, engine.max_retries
-        self.slots = len(actors)
-        self.share = {"num_cpus": engine.cpus_per_actor, "num_gpus": gpu_share(experiment)}
-        self.actors: list[Any] = []
-        self.starting: dict[Any, Any] = {}
-        self.alive: list[Any] = []
+        self.experiment, self.say = experiment, say
         self.machines: list[dict[str, Any]] = []
-        self.nodes: dict[Any, str] = {}
-        self.readers: dict[str, Any] = {}
-        self.owners: dict[int, Any] = {}
-        # for each actor: the samples of its tasks, and the seconds that they took; each new task halves the weight of
-        # the older ones
-        self.done: dict[Any, tuple[float, float]] = {}
-        self.failed_starts = 0
+        self.joined: Callable[[dict[str, Any]], None] = lambda machine: None
+        engine = experiment.config.engine
+        self.nodes = OtherNodes(experiment, states, say, note)
+        self._sums = HostSums(self.nodes)
+        self.actors = Actors(experiment, data, states.node, actors, self._entered, say, note)
+        self._sent: dict[Any, Sent] = {}
+        self._watch = Watch(
+            lambda: self.actors.alive, self._sent, self._sums.owing, say, self._again, self._lost_silent,
+            engine.answer_timeout, engine.start_timeout,
+        )  # fmt: skip
+        # the actors that did the tasks of the last phase, by the task's first position
+        self._owners: dict[int, Member] = {}
+        self._queue: deque[Task] = deque()
+        self._left: set[int] = set()
+        self._repeated: set[int] = set()
+        self._losses: Counter[int] = Counter()
+        self._numbers = itertools.count()
+        # the nodes that the numbers of regions stand for
+        self._regions: list[str] = [""]
         self._published = 0
+        self._looked = 0.0
         # references to copies in Ray's store of files of this node, for the tasks of one phase
         self._copies: dict[Any, Any] = {}
-        for actor in actors:
-            self._expect(actor)
-        self._await_all()
+        self.actors.await_all()
 
-    def _expect(self, actor: Any) -> None:
-        self.actors.append(actor)
-        self.starting[actor.describe.remote()] = actor
-
-    def _await_all(self) -> None:
-        deadline = time.monotonic() + self.patience
-        while self.starting:
-            self._welcome(timeout=max(0.0, deadline - time.monotonic()))
-            if self.starting and time.monotonic() >= deadline:
-                waiting = len(self.starting)
-                self.close()
-                raise UserError(
-                    f"{shortage(self.slots, self.share)}: {waiting} of them did not start in {self.patience:g} s"
-                )
-
-    def _welcome(self, timeout: float) -> None:
-        """Waits for one of the actors that are starting, and adds it to the actors that get tasks.
-
-        If none has started after ``timeout`` seconds, nothing changes. An actor that died while it started is replaced.
-        An error is raised if that happened too often, or if a new actor would fail for the same reason.
-        """
-        ready, _ = ray.wait(list(self.starting), num_returns=1, timeout=timeout)
-        for reference in ready:
-            self._enter(reference)
-
-    def _enter(self, reference: Any) -> None:
-        actor = self.starting.pop(reference)
-        try:
-            self.nodes[actor], machine = ray.get(reference)
-        except RayTaskError as error:
-            raise _cause(error) from None
-        except (RayActorError, OutOfMemoryError) as error:
-            inner = getattr(error, "cause", None)
-            if inner is not None or "creation task" in str(error):
-                raise _creation_cause(error) from None
-            self._remove(actor)
-            self.failed_starts += 1
-            self._lost(f"a client actor died while it started: {first_line(error)}", self.failed_starts)
-            return
-        self.failed_starts = 0
+    def _entered(self, member: Member, machine: dict[str, Any]) -> None:
+        self.nodes.add(member.node, member.host)
         self.machines.append(machine)
-        self.note(f"client actor: pid {machine['pid']} on {machine['node']}, {machine['device']}")
-        if self.experiment.keeps_states:
-            self._open(self.nodes[actor])
-        self.alive.append(actor)
+        self.joined(machine)
 
-    def _open(self, node: str) -> None:
-        """Starts a :class:`StateReader` on ``node``, unless there is one or it is the server's node, and removes
-        clients' states that a killed run may have left there."""
-        if node != self.states.node and node not in self.readers:
-            place = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
-            reader: Any = ray.remote(StateReader).options(**options)
-            self.readers[node] = reader.remote(self.experiment, self.states.node)
-            get(self.readers[node].clear.remote())
+    @property
+    def slots(self) -> int:
+        """The number of actors that can do tasks now."""
+        return max(1, len(self._active()))
+
+    @property
+    def regions(self) -> Sequence[Region]:
+        """The actors of each node."""
+        active, speeds = self._active(), self._speeds()
+        self._regions = sorted({member.node for member in active}) or [""]
+        return [
+            Region(max(1, len(here)), sum(speeds.get(member, 1.0) for member in here) or 1.0)
+            for here in ([member for member in active if member.node == node] for node in self._regions)
+        ]
+
+    def _active(self) -> list[Member]:
+        return [member for member in self.actors.alive if not member.silent]
 
     @property
     def task_fraction(self) -> float:
@@ -151,12 +121,11 @@ class RayPool:
         speeds = self._speeds().values()
         return min(speeds) / statistics.fmean(speeds) / MARGIN if speeds else 0.5
 
-    def _speeds(self) -> dict[Any, float]:
+    def _speeds(self) -> dict[Member, float]:
         """Returns the speed of each actor in samples per second, or an empty mapping if some speeds are not known."""
-        if not all(actor in self.done for actor in self.alive):
-            return {}
-        of_alive = {actor: self.done[actor] for actor in self.alive}
-        return {actor: work / seconds for actor, (work, seconds) in of_alive.items()}
+        speeds = {member: member.speed for member in self._active()}
+        known = {member: speed for member, speed in speeds.items() if speed is not None}
+        return known if len(known) == len(speeds) else {}
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
         packed = Packed.pack(vectors).numpy()
@@ -169,150 +138,224 @@ class RayPool:
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         self._copies = {}
-        queue: deque[Any] = deque(tasks)
-        sent: dict[Any, _Sent] = {}
-        losses: Counter[int] = Counter()
-        while queue or sent:
-            self._dispatch(queue, sent, sticky)
-            ready, _ = ray.wait([*sent, *self.starting], num_returns=1, timeout=None if sent else self.patience)
-            if not ready:
-                raise UserError(
-                    f"{shortage(self.slots, self.share)}: all client actors were lost, and none could be replaced"
+        self._queue, self._left = deque(tasks), set(map(id, tasks))
+        self._repeated, self._losses = set(), Counter()
+        self._sums.clear()
+        self.actors.follow_cluster()
+        while self._left or self._sums.pending:
+            self._dispatch(sticky)
+            for reference in self._ready():
+                if reference in self.actors.starting:
+                    self.actors.enter(reference)
+                elif reference in self._watch.questions:
+                    self._watch.hear(reference)
+                elif reference in self._sums.coming:
+                    yield from self._summed(reference)
+                else:
+                    yield from self._taken(reference)
+            self._ask_for_sums()
+            self._look_around()
+
+    def _ready(self) -> Sequence[Any]:
+        awaited = [*self._sent, *self._sums.coming, *self.actors.starting, *self._watch.questions]
+        ready, _ = ray.wait(awaited, num_returns=1, timeout=TICK) if awaited else ([], [])
+        return ready
+
+    def _taken(self, reference: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields the task and the result to which ``reference`` refers, unless the task was done by another actor
+        already, or has to be done again."""
+        sent = self._sent.pop(reference)
+        task, member, wanted = sent.task, sent.member, id(sent.task) in self._left
+        try:
+            result, apart = ray.get(reference) if sent.sums is not None else (ray.get(reference), 0)
+            if 0 < apart <= inline_bytes():
+                for name, nodes in ray.get(sent.sums).items():
+                    result.sums[name].nodes = nodes
+        except RayTaskError as error:
+            if isinstance(error.cause, Unreachable):
+                hosts = self.nodes.hosts_of([*getattr(task, "states", ()), *getattr(task, "received", ())])
+                self.say(
+                    f"no answer from {' and '.join(hosts) or 'a host'} to {member.host}; doing {work_of([task])} again"
                 )
-            (reference,) = ready
-            if reference in self.starting:
-                self._enter(reference)
-                continue
-            done = sent.pop(reference)
-            try:
-                result = ray.get(reference)
-            except RayTaskError as error:
-                raise _cause(error) from None
-            except RayError as error:
-                queue.appendleft(done.task)
-                if done.actor in self.actors:
-                    self._remove(done.actor)
-                    losses[id(done.task)] += 1
-                    line = f"a client actor died ({first_line(error)}); its work is done again"
-                    self._lost(line, losses[id(done.task)])
-                continue
-            if isinstance(done.task, PhaseTask):
-                self.owners[done.task.start] = done.actor
-                if not done.task.phase:
-                    work, before = self.done.get(done.actor, (0.0, 0.0))
-                    self.done[done.actor] = work / 2 + done.task.work, before / 2 + working_seconds(result.seconds)
-            yield done.task, result
+                self._again(sent)
+            elif wanted:
+                raise cause_of(error, member) from None
+            return
+        except (ActorUnavailableError, ObjectLostError):
+            # it gets tasks again once it has answered a question
+            member.silent = True
+            self.say(f"the connection to {member.host} failed; doing {work_of([task])} again")
+            self._again(sent)
+            return
+        except RayError as error:
+            self._again(sent)
+            self._lost(member, error, task)
+            return
+        self._watch.arrived(member)
+        if not wanted:
+            return
+        self._left.remove(id(task))
+        if id(task) in self._repeated:
+            self._queue = deque(other for other in self._queue if other is not task)
+        if isinstance(task, PhaseTask):
+            self._owners[task.start] = member
+            if not task.phase:
+                member.learn(task.work, working_seconds(result.seconds))
+            if apart > inline_bytes():
+                self._sums.hold(member.node, task, result, sent.sums, apart)
+                return
+        yield task, result
+
+    def _ask_for_sums(self) -> None:
+        """Asks for the sum of each node whose actors have nothing more to do in this phase."""
+        if not self._sums.groups or self._queue:
+            return
+        busy = {sent.member.node for sent in self._sent.values() if id(sent.task) in self._left}
+        for node in self._sums.groups.keys() - busy:
+            self._sums.ask(node)
+            for member in self.actors.alive:
+                if member.node == node:
+                    member.heard = time.monotonic()
+
+    def _summed(self, reference: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields the tasks and results of a node whose sum has come, or has the tasks done again if it was lost."""
+        try:
+            yield from self._sums.take(reference)
+        except (RayActorError, ObjectLostError, RayTaskError) as error:
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+                raise
+            self._without_sum(reference)
+
+    def _without_sum(self, reference: Any) -> None:
+        """Has the tasks done again whose sum, which ``reference`` refers to, does not come."""
+        tasks = [task for task, _ in self._sums.coming.pop(reference).results]
+        self.say(f"a sum over clients was lost with its host; doing {work_of(tasks)} again")
+        self._left |= set(map(id, tasks))
+        self._queue.extend(tasks)
+
+    def _again(self, sent: Sent) -> None:
+        """Puts the task of ``sent`` before those that wait for an actor, unless it is there or done already."""
+        if id(sent.task) in self._left and not any(sent.task is task for task in self._queue):
+            self._repeated.add(id(sent.task))
+            self._queue.appendleft(sent.task)
+
+    def _lost(self, member: Member, error: Exception, task: Task) -> None:
+        if member in self.actors.alive:
+            self._losses[id(task)] += 1
+            self.actors.lost(member, error, work_of([task]), self._losses[id(task)])
+
+    def _lost_silent(self, member: Member) -> None:
+        """Replaces an actor that has given no answer for long, or whose answers are lost again and again."""
+        for reference in [each for each, sent in self._sent.items() if sent.member is member]:
+            self._again(self._sent.pop(reference))
+        self.actors.remove(member)
+        self.actors.replace(f"a client actor on {member.host} (pid {member.pid}) does not answer; it is replaced")
+
+    def _look_around(self) -> None:
+        """Looks after actors that do not answer, about once a second. Raises :class:`UserError` if no actor has been
+        left for ``engine.start_timeout`` seconds."""
+        now = time.monotonic()
+        if now - self._looked < TICK:
+            return
+        self._looked = now
+        owing = {sent.member for sent in self._sent.values()}
+        self._watch.look(idle=not self._queue and len(owing) < len(self._active()))
+        answering = {member.node for member in self._active()}
+        limit = self.experiment.config.engine.answer_timeout
+        late = {*self._sums.late(limit), *(r for r, group in self._sums.coming.items() if group.node not in answering)}
+        for reference in late:
+            self._without_sum(reference)
+        self.actors.check_left()
+
+    def start_over(self) -> None:
+        """Prepares the pool for a run that goes back to its last checkpoint: nobody needs the results of the tasks that
+        are being done, or the clients' states on other nodes."""
+        self._left, self._owners = set(), {}
+        self._sums.clear()
+        self.nodes.clear()
 
     def settle(self) -> None:
         # an actor returns a result only after it has written the files
         pass
 
-    def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
+    def _dispatch(self, sticky: bool) -> None:
         """Sends a task to each actor that has none. Because sending a task takes milliseconds, an actor gets a second
         task before it has finished the first, as long as more tasks are left than there are actors. A slow actor gets
         no second task, because the others can do it sooner."""
-        load, speeds = Counter(id(item.actor) for item in sent.values()), self._speeds()
+        if not self._queue:
+            return
+        active, load, speeds = self._active(), Counter(sent.member for sent in self._sent.values()), self._speeds()
         usual = statistics.fmean(speeds.values()) if speeds else 0.0
-        fast = {actor for actor, speed in speeds.items() if speed * MARGIN >= usual}
+        fast = {member for member, speed in speeds.items() if speed * MARGIN >= usual}
         for depth in (1, 2):
-            for actor in self.alive:
-                if load[id(actor)] >= depth:
+            for member in active:
+                if load[member] >= depth:
                     continue
-                if depth == 2 and (len(queue) <= self.slots or actor not in fast):
+                if depth == 2 and (len(self._queue) <= len(active) or member not in fast):
                     continue
-                task = self._choose(queue, actor) if sticky else (queue[0] if queue else None)
+                task = self._choose(member, active) if sticky else self._nearest(member)
                 if task is None:
                     continue
-                queue.remove(task)
-                load[id(actor)] += 1
-                self._send(actor, task, sent)
+                self._queue.remove(task)
+                if not load[member]:
+                    member.heard = time.monotonic()
+                load[member] += 1
+                self._send(member, task)
 
-    def _send(self, actor: Any, task: Task, sent: dict[Any, _Sent]) -> None:
-        sent[actor.run.remote(self._within_reach(task, self.nodes[actor]))] = _Sent(actor, task)
+    def _send(self, member: Member, task: Task) -> None:
+        number = next(self._numbers)
+        near = self._within_reach(task, member.node)
+        if isinstance(task, PhaseTask) and member.node != self.nodes.here.node:
+            reference, sums = member.actor.run_apart.options(num_returns=2).remote(number, near)
+        else:
+            reference, sums = member.actor.run.remote(number, near), None
+        self._sent[reference] = Sent(member, task, number, sums)
 
     def _within_reach(self, task: Task, node: str) -> Task:
         """Returns ``task`` with its handles replaced by handles that an actor on ``node`` can resolve."""
+        near = self.nodes.near
         if isinstance(task, ScoreTask):
-            return replace(task, states=[self._near(state, node) for state in task.states])
+            return replace(task, states=[near(state, node) for state in task.states])
         if not isinstance(task, PhaseTask):
             return task
         # several clients may have received the same model
-        received = {each: self._copies.get(each) or self._near(each, node) for each in set(task.received)}
-        self._copies |= {each: near for each, near in received.items() if near is not each}
-        states = [self._near(state, node) for state in task.states]
+        received = {each: self._copies.get(each) or near(each, node) for each in set(task.received)}
+        self._copies |= {each: there for each, there in received.items() if there is not each}
+        states = [near(state, node) for state in task.states]
         return replace(task, states=states, received=[received[each] for each in task.received])
 
-    def _near(self, state: Handle | None, node: str) -> Handle | None:
-        """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
-        reference to an object that Ray sends there."""
-        if not isinstance(state, StateFile) or state.node == node:
-            return state
-        if state.node == self.states.node:
-            return ray.put(self.states.read(state))
-        return self.readers[state.node].read.remote(state)
-
-    def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
-        """Returns the first task in ``queue`` that ``actor`` should get: one whose previous phase this actor did
-        itself, or whose previous phase was done by an actor that no longer exists. Returns None if there is no
-        such task."""
-        for task in queue:
-            owner = self.owners.get(task.start)
-            if owner is actor or owner not in self.actors:
+    def _choose(self, member: Member, active: Sequence[Member]) -> Task | None:
+        """Returns the first task in the queue that ``member`` should get if there was a previous phase: one whose
+        previous phase this actor did itself, or whose previous phase was done by an actor that gets no tasks any more.
+        Returns None if there is no such task."""
+        for task in self._queue:
+            owner = self._owners.get(task.start)
+            if owner is member or owner not in active:
                 return task
         return None
 
-    def _lost(self, line: str, times: int) -> None:
-        """Replaces an actor that died. ``line`` says so in the log. ``times`` is how often in a row this has happened;
-        if it is more than ``engine.max_retries``, :class:`ClientError` is raised."""
-        self.note(line)
-        if times > self.max_retries:
-            raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")
-        self._expect(create_actor(self.experiment, self.data, self.states.node))
+    def _nearest(self, member: Member) -> Task | None:
+        """Returns the task in the queue that ``member`` should get in the first phase: the first one of its region, or
+        of all regions if there is none. Returns None if the queue is empty."""
+        if len(self._regions) > 1:
+            for task in self._queue:
+                if isinstance(task, PhaseTask) and self._regions[task.region : task.region + 1] == [member.node]:
+                    return task
+        return self._queue[0] if self._queue else None
 
     def keep(self, name: str, vectors: State) -> StateFile:
         # a file, because an object in Ray's store would take memory for as long as any client may need it
-        return self.states.write(name, vectors)
+        return self.nodes.here.write(name, vectors)
 
     def fetch(self, handle: StateFile) -> State:
-        return self.states.read(handle)
+        return self.nodes.here.read(handle)
 
     def store(self, handle: StateFile, target: Path) -> None:
-        if handle.node == self.states.node:
-            self.states.store(handle, target)
-        else:
-            save_file(get(self.readers[handle.node].read.remote(handle)), target)
+        self.nodes.store(handle, target)
 
     def drop(self, handles: Iterable[StateFile]) -> None:
-        by_node: dict[str, list[StateFile]] = {}
-        for handle in handles:
-            by_node.setdefault(handle.node, []).append(handle)
-        self.states.drop(by_node.pop(self.states.node, ()))
-        for node, files in by_node.items():
-            self.readers[node].drop.remote(files)
-
-    def _remove(self, actor: Any) -> None:
-        """Ends an actor, dead or alive, and removes it from the pool."""
-        self.actors.remove(actor)
-        if actor in self.alive:
-            self.alive.remove(actor)
-        ray.kill(actor)
+        self.nodes.drop(handles)
 
     def close(self) -> None:
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors, self.alive, self.starting = [], [], {}
-        for reader in self.readers.values():
-            with contextlib.suppress(RayError):
-                ray.get(reader.clear.remote(), timeout=10)
-            ray.kill(reader)
-        self.readers = {}
-
-
-def _cause(error: RayTaskError) -> Exception:
-    """Returns fedray's own exception from within the error in which Ray has wrapped it, or else Ray's error."""
-    cause = error.cause
-    return cause if isinstance(cause, (UserError, ClientError)) else error
-
-
-def _creation_cause(error: RayError) -> Exception:
-    return ClientError(f"a client actor could not be set up\n{error}")
+        self.actors.close()
+        self.nodes.close()

@@ -77,7 +77,8 @@ class StateFolder:
                 staging.unlink(missing_ok=True)
             size = sum(value.nbytes for value in state.values()) / 1e6
             raise UserError(
-                f"the state {name} ({size:.3g} MB) can't be written to {self.path}: {_reason(error)}; "
+                f"the state {name} ({size:.3g} MB) can't be written to {self.path} on {platform.node()}: "
+                f"{_reason(error)}; "
                 "engine.spill_dir names another place"
             ) from None
         return self.file(name)

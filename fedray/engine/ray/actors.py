@@ -1,0 +1,210 @@
+"""The client actors of a run: starts them, replaces those that die, and follows the cluster as it grows and shrinks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+
+from fedray.engine.ray.client_actor import create_actor
+from fedray.engine.ray.cluster import SAY_SECONDS, actor_count, gpu_share, in_trial_group, living_nodes, shortage
+from fedray.engine.ray.stored import StoredData
+from fedray.errors import ClientError, UserError, first_line
+from fedray.experiment.experiment import Experiment
+
+LOOK_SECONDS = 5.0
+"""The shortest time between two looks at the size of the cluster."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A client actor of a run. ``actor`` is Ray's handle of it, ``node`` Ray's name of its node, ``host`` the node's
+    own name, and ``pid`` the number of the process.
+
+    ``samples`` counts the samples of its tasks, and ``seconds`` how long they took; each new task halves the weight of
+    the older ones. ``heard`` is the time of its last sign of life, and ``silent`` is true if this is so long ago that
+    it gets no tasks. ``answers_lost`` counts the results in a row that were lost on their way.
+    """
+
+    actor: Any
+    node: str = ""
+    host: str = ""
+    pid: int = 0
+    samples: float = 0.0
+    seconds: float = 0.0
+    heard: float = 0.0
+    silent: bool = False
+    answers_lost: int = 0
+
+    @property
+    def speed(self) -> float | None:
+        """The samples per second of this actor's tasks, or None before the first one is done."""
+        return self.samples / self.seconds if self.seconds else None
+
+    def learn(self, samples: float, seconds: float) -> None:
+        """Notes that a task with this number of ``samples`` has taken so many ``seconds``."""
+        self.samples, self.seconds = self.samples / 2 + samples, self.seconds / 2 + seconds
+
+
+class Actors:
+    """The client actors of a run, wherever the cluster has room. ``alive`` are those that can do tasks, and
+    ``starting`` those that Ray has not started yet, by the reference that :meth:`enter` takes.
+
+    ``actors`` have been created by the driver. ``entered(member, machine)`` is called with
+    the description of its process when one has started. ``say`` shows a line
+    to the user, and ``note`` writes a line into the run's log.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: StoredData,
+        server: str,
+        actors: Sequence[Any],
+        entered: Callable[[Member, dict[str, Any]], None],
+        say: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self.experiment, self.data, self.server = experiment, data, server
+        self.entered, self.say, self.note = entered, say, note
+        engine = experiment.config.engine
+        self.patience, self.max_retries = engine.start_timeout, engine.max_retries
+        self.elastic = engine.actors == "auto" and in_trial_group() is None
+        self.wanted = len(actors)
+        self.starting: dict[Any, Member] = {}
+        self.alive: list[Member] = []
+        self._failed_starts = 0
+        self._looked = self._alone = self._said = time.monotonic()
+        for actor in actors:
+            self._expect(actor)
+
+    def _expect(self, actor: Any) -> None:
+        self.starting[actor.start.remote()] = Member(actor)
+
+    def await_all(self) -> None:
+        """Waits until all actors have started, and tells the user how many have. Raises :class:`UserError` if that
+        takes longer than ``engine.start_timeout``."""
+        began = time.monotonic()
+        while self.starting:
+            left = began + self.patience - time.monotonic()
+            ready, _ = ray.wait(list(self.starting), num_returns=1, timeout=max(0.0, min(left, SAY_SECONDS)))
+            for reference in ready:
+                self.enter(reference)
+            if not ready and left <= 0:
+                waiting = len(self.starting)
+                self.close()
+                raise UserError(f"{self._shortage()}: {waiting} of them did not start in {self.patience:g} s")
+            if not ready:
+                self.say(f"{self.waiting()} ({time.monotonic() - began:.0f} s) ...")
+
+    def waiting(self) -> str:
+        """Returns a text that says how many actors have started, and where: ``4 of 6 client actors have started: 2 on
+        host1, 2 on host2``."""
+        hosts = ", ".join(f"{count} on {host}" for host, count in Counter(each.host for each in self.alive).items())
+        total = len(self.alive) + len(self.starting)
+        return f"{len(self.alive)} of {total} client actors have started{f': {hosts}' if hosts else ''}"
+
+    def enter(self, reference: Any) -> None:
+        """Adds an actor that has started, to whose entry in ``starting`` the ``reference`` belongs, to those that get
+        tasks.
+
+        An actor that died while it started is replaced. An error is raised if that happened too often, or if a new
+        actor would fail for the same reason.
+        """
+        member = self.starting.pop(reference)
+        try:
+            member.node, machine = ray.get(reference)
+        except RayTaskError as error:
+            raise cause_of(error, member) from None
+        except (RayActorError, OutOfMemoryError) as error:
+            if getattr(error, "cause", None) is not None or "creation task" in str(error):
+                raise ClientError(f"a client actor could not be set up\n{error}") from None
+            ray.kill(member.actor)
+            self._failed_starts += 1
+            self.replace(f"a client actor died while it started ({first_line(error)})", self._failed_starts)
+            return
+        self._failed_starts = 0
+        member.host, member.pid, member.heard = machine["node"], machine["pid"], time.monotonic()
+        self.note(f"client actor: pid {member.pid} on {member.host}, {machine['device']}")
+        self.entered(member, machine)
+        self.alive.append(member)
+
+    def lost(self, member: Member, error: Exception, work: str, times: int) -> None:
+        """Replaces ``member``, which has died by ``error`` while it did ``work``, such as "4 clients". ``times`` is how
+        often in a row this has happened to the same task; if it is more than ``engine.max_retries``,
+        :class:`ClientError` is raised."""
+        self.remove(member)
+        what = f"a client actor died on {member.host} (pid {member.pid})"
+        if isinstance(error, OutOfMemoryError) or "low on memory" in str(error):
+            what = f"{what}, as {member.host} ran out of memory"
+        elif member.node not in {node["NodeID"] for node in living_nodes()}:
+            what = f"{what}, as {member.host} has left the cluster"
+        self.replace(f"{what}; doing {work} again", times)
+
+    def replace(self, line: str, times: int = 1) -> None:
+        """Starts an actor in place of one that is gone. ``line`` tells the user what has happened, and ``times`` how
+        often in a row."""
+        self.say(line)
+        if times > self.max_retries:
+            raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")
+        if not self.elastic or len(self.alive) + len(self.starting) < self._fitting():
+            self._expect(create_actor(self.experiment, self.data, self.server))
+
+    def _fitting(self) -> int:
+        self._looked = time.monotonic()
+        return actor_count(self.experiment)
+
+    def follow_cluster(self) -> None:
+        """Starts further actors if the cluster has grown and ``engine.actors`` is ``auto``, and gives up actors that
+        have not started if it has shrunk. This is done at most every :data:`LOOK_SECONDS`."""
+        if not self.elastic or time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        more = self._fitting() - len(self.alive) - len(self.starting)
+        if more > 0:
+            self.say(f"the cluster has grown: starting {more} more client actor{'s' if more > 1 else ''}")
+        for _ in range(more):
+            self._expect(create_actor(self.experiment, self.data, self.server))
+        for reference in list(self.starting)[: max(0, -more)]:
+            ray.kill(self.starting.pop(reference).actor)
+
+    def check_left(self) -> None:
+        """Raises :class:`UserError` if no actor has been left for ``engine.start_timeout`` seconds, and tells the user
+        until then."""
+        now = time.monotonic()
+        if self.alive:
+            self._alone = self._said = now
+        elif now - self._alone >= self.patience:
+            raise UserError(f"{self._shortage()}: all client actors were lost, and none could be replaced")
+        elif now - self._said >= SAY_SECONDS:
+            self._said = now
+            self.say(f"no client actor is left; waiting for others to start ({now - self._alone:.0f} s) ...")
+
+    def _shortage(self) -> str:
+        share = {"num_cpus": self.experiment.config.engine.cpus_per_actor, "num_gpus": gpu_share(self.experiment)}
+        return shortage(self.wanted, share)
+
+    def remove(self, member: Member) -> None:
+        """Ends an actor, dead or alive, and removes it from those that get tasks."""
+        if member in self.alive:
+            self.alive.remove(member)
+        ray.kill(member.actor)
+
+    def close(self) -> None:
+        """Ends all actors."""
+        for member in [*self.alive, *self.starting.values()]:
+            ray.kill(member.actor)
+        self.alive, self.starting = [], {}
+
+
+def cause_of(error: RayTaskError, member: Member) -> Exception:
+    """Returns fedray's own exception from within the error in which Ray has wrapped it, or else Ray's error. It gets
+    the attribute ``host``, the name of the host of ``member``, whose task has raised it."""
+    cause = error.cause if isinstance(error.cause, (UserError, ClientError)) else error
+    if member.host:
+        cause.host = member.host  # type: ignore[union-attr]
+    return cause

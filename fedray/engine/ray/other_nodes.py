@@ -1,0 +1,122 @@
+"""Gives access to what lies on other nodes than the server's: clients' states, and sums over clients."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from safetensors.numpy import save_file
+
+from fedray.engine.ray.cluster import NO_TASK_EVENTS, SAY_SECONDS, living_nodes
+from fedray.engine.ray.node_actor import NodeActor
+from fedray.engine.state.states import StateFile, StateFolder
+from fedray.engine.tasks import Handle
+from fedray.errors import StateLost
+from fedray.experiment.experiment import Experiment
+
+
+class OtherNodes:
+    """The nodes of a run besides the server's. Each has a :class:`NodeActor`, from the time on at which it is first
+    needed. ``here`` is the folder with clients' states on the server's node. ``say`` shows a line to the user, and
+    ``note`` writes one into the run's log."""
+
+    def __init__(
+        self, experiment: Experiment, here: StateFolder, say: Callable[[str], None], note: Callable[[str], None]
+    ) -> None:
+        self.experiment, self.here, self.say, self.note = experiment, here, say, note
+        self._actors: dict[str, Any] = {}
+        self._hosts: dict[str, str] = {}
+
+    def add(self, node: str, host: str) -> None:
+        """Notes that ``node``, whose host is called ``host``, has client actors of the run. If clients keep states,
+        those that a killed run may have left there are removed."""
+        if node == self.here.node or node in self._hosts:
+            return
+        self._hosts[node] = host
+        if self.experiment.keeps_states:
+            self._answer(node, "clear")
+
+    def actor(self, node: str) -> Any:
+        """Returns Ray's handle of the :class:`NodeActor` on ``node``, which is started if there is none yet."""
+        if node not in self._actors:
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
+            remote: Any = ray.remote(NodeActor)
+            self.note(f"node actor: on {self._hosts[node]}")
+            self._actors[node] = remote.options(**options).remote(self.experiment, self.here.node)
+        return self._actors[node]
+
+    def near(self, handle: Handle | None, node: str) -> Handle | None:
+        """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
+        reference to an object that Ray sends there."""
+        if not isinstance(handle, StateFile) or handle.node == node:
+            return handle
+        if handle.node == self.here.node:
+            return ray.put(self.here.read(handle))
+        return self.actor(handle.node).read.remote(handle)
+
+    def store(self, file: StateFile, target: Path) -> None:
+        """Writes the client's state in ``file`` to the file ``target`` on the server's node."""
+        if file.node == self.here.node:
+            self.here.store(file, target)
+        else:
+            save_file(self._answer(file.node, "read", file), target)
+
+    def drop(self, files: Iterable[StateFile]) -> None:
+        """Removes ``files``, which are no longer needed."""
+        by_node: dict[str, list[StateFile]] = {}
+        for file in files:
+            by_node.setdefault(file.node, []).append(file)
+        self.here.drop(by_node.pop(self.here.node, ()))
+        for node, there in by_node.items():
+            self.actor(node).drop.remote(there)
+
+    def hosts_of(self, handles: Iterable[Handle | None]) -> list[str]:
+        """Returns the names of the other hosts on which the states ``handles`` lie."""
+        nodes = {each.node for each in handles if isinstance(each, StateFile)}
+        return sorted(self._hosts[node] for node in nodes if node in self._hosts)
+
+    def clear(self) -> None:
+        """Removes all clients' states of the run from the other nodes that answer."""
+        cleared = [actor.clear.remote() for actor in self._actors.values()]
+        if cleared:
+            with contextlib.suppress(RayError):
+                ray.wait(cleared, num_returns=len(cleared), timeout=SAY_SECONDS)
+
+    def close(self) -> None:
+        """Removes all clients' states from the other nodes, and ends their actors."""
+        self.clear()
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors = {}
+
+    def _answer(self, node: str, method: str, *arguments: Any) -> Any:
+        """Returns the answer of the actor on ``node`` to ``method(*arguments)``, and tells the user while it does not
+        come. Raises :class:`StateLost` if the actor is lost."""
+        began = said = time.monotonic()
+        while True:
+            asked = getattr(self.actor(node), method).remote(*arguments)
+            try:
+                return ray.get(asked, timeout=SAY_SECONDS)
+            except RayTaskError as error:
+                raise error.cause if isinstance(error.cause, StateLost) else error from None
+            except (ActorDiedError, NodeDiedError):
+                if node not in {each["NodeID"] for each in living_nodes()}:
+                    raise StateLost(f"{self._hosts[node]} was lost, with clients' states on it") from None
+                # the actor alone has died: another one finds the files
+                del self._actors[node]
+            except RayError as error:
+                if not isinstance(error, GetTimeoutError):
+                    time.sleep(1)
+            now = time.monotonic()
+            if now - said >= SAY_SECONDS:
+                said = now
+                self.say(
+                    f"no answer from {self._hosts[node]} for {now - began:.0f} s; waiting for clients' states there"
+                )

@@ -1,0 +1,155 @@
+"""The Ray actor that is the server of a run."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import ray
+
+from fedray.core.torch_state import neutral
+from fedray.data.federated import FederatedData
+from fedray.engine.opening import open_run
+from fedray.engine.pool import Pool
+from fedray.engine.process import computing_process, same_kind
+from fedray.engine.ray.pool import RayPool
+from fedray.engine.ray.stored import StoredData
+from fedray.engine.run import Run
+from fedray.engine.worker import Worker
+from fedray.errors import StateLost, first_line
+from fedray.experiment.experiment import Experiment
+from fedray.tracking.recorder import Recorder
+
+BATCH_SECONDS = 0.1
+"""If rounds take less than this many seconds, the server reports several rounds to the driver at a time."""
+
+
+class ServerActor:
+    """The Ray actor that runs the rounds. ``actors`` are the client actors, which the driver starts before the server
+    to save time. The driver calls :meth:`run`, and meanwhile :meth:`next` repeatedly, to learn what has happened in
+    the run."""
+
+    def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
+        self.experiment, self.data, self.actors = experiment, data, actors
+        self.events: queue.Queue[list[Any] | None] = queue.Queue()
+        self.answers: queue.Queue[bool] = queue.Queue()
+        self.stop_asked = threading.Event()
+        self.opened: Run | None = None
+        self.pool: RayPool | None = None
+        self.unrecorded: list[str] = []
+
+    def run(self, lockstep: bool) -> None:
+        """Runs the experiment to its end. With ``lockstep`` the server waits for the driver's answer after each round,
+        which the driver sends by :meth:`next`."""
+        try:
+            for events in self._run(lockstep):
+                self.events.put(events)
+        finally:
+            self.events.put(None)
+
+    def next(self, answer: bool | None) -> list[Any] | None:
+        """Waits for the next events of the run and returns them as a list of pairs, or None at the end of the run.
+
+        The events are ("said", line), ("started", number of rounds that are already done) and ("round", report).
+        ``answer`` says whether the run must stop after the round that was returned last; it is None if the run does not
+        wait for an answer.
+        """
+        if answer is not None:
+            self.answers.put(answer)
+        return self.events.get()
+
+    def _run(self, lockstep: bool) -> Iterator[list[Any]]:
+        """Opens the run and yields lists of events, as :meth:`next` returns them. If clients' states are lost, the run
+        goes back to its last checkpoint, with the actors that are there."""
+        engine, run = self.experiment.config.engine, self.experiment.config.run
+        data = self.data.get()
+        with computing_process(engine.threads, engine.portable_bits, self.experiment.precision):
+            try:
+                for left in reversed(range(engine.max_retries + 1)):
+                    try:
+                        return (yield from self._rounds(data, lockstep))
+                    except StateLost as error:
+                        if not left or not run.checkpoint_every:
+                            raise
+                        self._say(f"{first_line(error)}; going back to the last checkpoint")
+                        self.experiment = self.experiment.with_run_settings(resume="auto")
+            finally:
+                if self.pool is not None:
+                    self.pool.close()
+
+    def _rounds(self, data: FederatedData, lockstep: bool) -> Iterator[list[Any]]:
+        here = ray.get_runtime_context().get_node_id()
+        with open_run(
+            self.experiment, data, self._pool_for, True, not lockstep, self._say, here, close_pool=False
+        ) as run:
+            if run is None:
+                return
+            assert self.pool is not None
+            self.opened, run.stopping = run, self.stop_asked
+            for line in self.unrecorded:
+                run.recorder.note(line)
+            self.unrecorded.clear()
+            self.pool.joined = partial(self._joined, run.recorder)
+            yield [("started", run.state.server.round)]
+            pending: list[Any] = []
+            sent = time.monotonic()
+            for report in run.rounds():
+                pending.append(("round", report))
+                now = time.monotonic()
+                if lockstep or now - sent >= BATCH_SECONDS:
+                    yield pending
+                    pending, sent = [], now
+                if lockstep and self.answers.get():
+                    self.stop_asked.set()
+            yield pending
+
+    def _pool_for(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
+        """Returns the pool of the client actors, and descriptions of their processes. If the run has gone back to a
+        checkpoint, it is the pool that the run had before."""
+        if self.pool is None:
+            states = worker.clients.states
+            self.pool = RayPool(self.experiment, self.data, self.actors, states, self._tell, self._note)
+        else:
+            self.pool.start_over()
+        return self.pool, self.pool.machines
+
+    def _joined(self, recorder: Recorder, machine: dict[str, Any]) -> None:
+        """Records that a client actor has started, whose process is described by ``machine``."""
+        recorder.add_process({key: fact for key, fact in machine.items() if key != "nondeterministic"})
+        recorder.withdraw_promise(machine.get("nondeterministic", ()))
+        if recorder.machine["bits_promised"] and not same_kind(recorder.machine["processes"]):
+            recorder.machine["bits_promised"] = False
+            self._tell(
+                f"warning: {machine['node']} differs in device, instruction set or torch version: bits are not "
+                "promised any more"
+            )
+
+    @neutral()
+    def look(self, what: str, name: str | None = None) -> Any:
+        """Returns a part of the last round for a callback, as :meth:`fedray.engine.run.Run.look` does. The driver calls
+        it while the run waits for an answer."""
+        assert self.opened is not None
+        return self.opened.look(what, name)
+
+    def _say(self, line: str) -> None:
+        self.events.put([("said", line)])
+
+    def _tell(self, line: str) -> None:
+        """Shows ``line`` to the user, and writes it into the run's log."""
+        self._say(line)
+        self._note(line)
+
+    def _note(self, line: str) -> None:
+        if self.opened is None:
+            self.unrecorded.append(line)
+        else:
+            self.opened.recorder.note(line)
+
+    def stop(self) -> None:
+        """Ends the run after the round in progress, when the user has asked for it."""
+        self.stop_asked.set()
+        self.answers.put(True)

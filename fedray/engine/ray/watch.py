@@ -1,0 +1,200 @@
+"""Notices client actors that do not answer, and answers that were lost on their way."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from fedray.engine.ray.actors import Member
+from fedray.engine.ray.cluster import SAY_SECONDS
+from fedray.engine.tasks import EvalTask, PhaseTask, Task
+
+ASK_SECONDS = 3.0
+"""An actor that owes a result and has not been heard of for so many seconds is asked for a sign of life."""
+
+CALM_SECONDS = 60.0
+"""The seconds between two lines about actors that simply compute for long."""
+
+
+@dataclass(eq=False)
+class Sent:
+    """The task ``task`` as it was sent to ``member``, with a ``number`` that grows with each task. ``at`` is the time.
+    ``sums`` is a reference to the partial sums over its clients if they may stay on the member's node, and otherwise
+    None.
+
+    ``missing`` is the time since which the actor has nothing to do with this task any more, although the result is not
+    here, and ``elsewhere`` says that the task was given to another actor, too.
+    """
+
+    member: Member
+    task: Task
+    number: int
+    sums: Any = None
+    at: float = field(default_factory=time.monotonic)
+    missing: float | None = None
+    elsewhere: bool = False
+
+    def overdue(self, now: float) -> float:
+        """Returns for how many seconds the task has taken longer than twice the time that was expected, or a number
+        below zero."""
+        speed = self.member.speed
+        if speed is None or not isinstance(self.task, PhaseTask) or self.task.phase:
+            return -1.0
+        return now - self.at - 2 * self.task.work / speed
+
+
+def work_of(tasks: Sequence[Task]) -> str:
+    """Returns what ``tasks`` are as a text: ``4 clients``, ``an evaluation``."""
+    clients = sum(len(task.ids) for task in tasks if not isinstance(task, EvalTask))
+    found = [f"{clients} client{'s' if clients > 1 else ''}"] if clients else []
+    return " and ".join([*found, *(["an evaluation"] if any(isinstance(task, EvalTask) for task in tasks) else [])])
+
+
+class Watch:
+    """Watches the actors that owe results. ``sent`` has the tasks that they do, by the reference of the result,
+    ``alive`` are all actors that have started, and ``owing`` the nodes that owe a sum over clients. ``say`` shows a
+    line to the user.
+
+    ``again(sent)`` is called if a task must be given to an actor once more. ``limit`` is ``engine.answer_timeout``, the
+    seconds after which this happens, and after ``patience`` seconds of silence ``lost(member)`` is called.
+    """
+
+    def __init__(
+        self,
+        alive: Callable[[], Sequence[Member]],
+        sent: dict[Any, Sent],
+        owing: Callable[[], set[str]],
+        say: Callable[[str], None],
+        again: Callable[[Sent], None],
+        lost: Callable[[Member], None],
+        limit: float,
+        patience: float,
+    ) -> None:
+        self.alive, self.sent, self.owing = alive, sent, owing
+        self.say, self.again, self.lost = say, again, lost
+        self.limit, self.patience = limit, patience
+        self.questions: dict[Any, Member] = {}
+        self._asked: dict[Member, float] = {}
+        self._said: dict[str, float] = {}
+        self._arrived = time.monotonic()
+
+    def arrived(self, member: Member) -> None:
+        """Notes that a result of ``member`` has come."""
+        self._arrived, member.answers_lost = time.monotonic(), 0
+        self._heard(member)
+
+    def _heard(self, member: Member) -> None:
+        member.heard = time.monotonic()
+        if member.silent:
+            member.silent = False
+            self.say(f"{member.host} answers again")
+
+    def hear(self, question: Any) -> None:
+        """Takes the answer to ``question``, which was in ``questions``."""
+        member = self.questions.pop(question)
+        try:
+            running = ray.get(question)
+        except RayError:
+            # it could not be asked; if it is dead, its tasks fail as well
+            return
+        self._heard(member)
+        for sent in self._owed(member):
+            if running is not None and running <= sent.number:
+                sent.missing = None
+            elif sent.missing is None:
+                sent.missing = member.heard
+
+    def _owed(self, member: Member) -> list[Sent]:
+        return [sent for sent in self.sent.values() if sent.member is member]
+
+    def look(self, idle: bool) -> None:
+        """Asks actors for a sign of life, tells the user about those that give none, and has their tasks done again.
+        ``idle`` says that some actor has nothing to do."""
+        now = time.monotonic()
+        quiet: dict[str, list[Member]] = defaultdict(list)
+        owing = self.owing()
+        for member in list(self.alive()):
+            owed = self._owed(member)
+            if not owed and not member.silent and member.node not in owing:
+                continue
+            silence = now - member.heard
+            if silence >= ASK_SECONDS and now - self._asked.get(member, 0.0) >= ASK_SECONDS:
+                self._ask(member, now)
+            if silence >= self.patience:
+                self.lost(member)
+            elif silence >= self.limit and not member.silent and self._others(member):
+                member.silent = True
+                tasks = [sent.task for sent in owed if not sent.elsewhere]
+                done = f"doing {work_of(tasks)} elsewhere" if tasks else "going on without it"
+                self.say(f"no answer from {member.host} for {silence:.0f} s; {done}")
+                self._elsewhere(owed)
+            elif silence >= SAY_SECONDS:
+                quiet[member.host].append(member)
+            else:
+                self._look_at_tasks(member, owed, now, idle)
+        self._tell(quiet, now)
+
+    def _others(self, member: Member) -> bool:
+        return any(other is not member and not other.silent for other in self.alive())
+
+    def _elsewhere(self, owed: Sequence[Sent]) -> None:
+        for sent in owed:
+            if not sent.elsewhere:
+                sent.elsewhere = True
+                self.again(sent)
+
+    def _look_at_tasks(self, member: Member, owed: Sequence[Sent], now: float, idle: bool) -> None:
+        """Has tasks of an actor that answers done again: those whose results were lost on their way, and, if another
+        actor is ``idle``, those that take far longer than expected."""
+        gone = [
+            reference
+            for reference, sent in self.sent.items()
+            if sent.member is member and sent.missing and now - sent.missing >= self.limit
+        ]
+        lost = [sent for sent in map(self.sent.pop, gone) if not sent.elsewhere]
+        if lost:
+            self.say(f"an answer of {member.host} was lost; doing {work_of([each.task for each in lost])} again")
+            self._elsewhere(lost)
+            member.answers_lost += 1
+            if member.answers_lost > 1:
+                self.lost(member)
+                return
+        late = [
+            sent for sent in owed[:1] if not lost and not sent.elsewhere and idle and sent.overdue(now) >= self.limit
+        ]
+        for sent in late:
+            seconds = now - sent.at
+            self.say(
+                f"{member.host} has worked on {work_of([sent.task])} for {seconds:.0f} s, more than twice as long "
+                "as expected; doing them elsewhere, too"
+            )
+            self._elsewhere([sent])
+
+    def _ask(self, member: Member, now: float) -> None:
+        self._asked[member] = now
+        pending = [each for each, asked in self.questions.items() if asked is member]
+        # a question may be lost, too, so it is asked again; of those before the last three no answer is expected
+        for old in pending[:-3]:
+            del self.questions[old]
+        self.questions[member.actor.progress.remote()] = member
+
+    def _tell(self, quiet: dict[str, list[Member]], now: float) -> None:
+        for host, members in quiet.items():
+            if now - self._said.get(host, 0.0) >= SAY_SECONDS:
+                self._said[host] = now
+                silence = now - min(member.heard for member in members)
+                tasks = [sent.task for member in members for sent in self._owed(member) if not sent.elsewhere]
+                going = f"waiting for {work_of(tasks)}" if tasks else "going on without it"
+                self.say(f"no answer from {host} for {silence:.0f} s; {going}")
+        waited = now - self._arrived
+        if not quiet and self.sent and waited >= CALM_SECONDS and now - self._said.get("", 0.0) >= CALM_SECONDS:
+            self._said[""] = now
+            hosts = sorted({sent.member.host for sent in self.sent.values()})
+            tasks = [sent.task for sent in self.sent.values()]
+            self.say(f"{', '.join(hosts)} still compute {work_of(tasks)} ({waited:.0f} s) ...")
