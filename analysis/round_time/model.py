@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.optimize import least_squares, nnls
 
-from fedray.client.phase import stacks
-from fedray.core.tree import TreeSum, subtree, subtrees
-from fedray.engine.cutting import LEAST_SECONDS, LONGEST_SECONDS, SUMS_BYTES, cut_into_tasks
-from fedray.engine.ray.pool import MARGIN
-from fedray.experiment.backend import LEAST_VMAP_CHUNK, VMAP_CHUNK
 from round_time.points import WORKS, Point
+from round_time.traffic import Known, clients_in_turn, sent
 
 TERMS = {
     "round": "what every round takes",
@@ -38,71 +32,20 @@ def step_of(model: str) -> str:
     return f"step of {WORKS[model].name}"
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of a model before a round's time is predicted: its ``parameters``, and the ``seconds_per_sample``
-    that a worker takes to train it, by which fedray sizes tasks."""
-
-    parameters: int
-    seconds_per_sample: float
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What actors send to the server in a round, as fedray cuts a cohort for actors of equal speed: the number of
-    ``tasks``, and of the ``nodes`` of the tree of additions, each a vector in double precision."""
-
-    tasks: int
-    nodes: int
-
-
-@functools.cache
-def sent(point: Point, known: Known) -> Sent:
-    """Returns what the actors of ``point`` send to the server in a round."""
-    samples, members = float(point.steps * point.work.batch), point.cohort
-    cut = cut_into_tasks(
-        [samples] * members, point.actors, 1 / MARGIN, _stacks(point),
-        max(1, SUMS_BYTES // (2 * 8 * known.parameters)),
-        least=LEAST_SECONDS / known.seconds_per_sample, longest=LONGEST_SECONDS / known.seconds_per_sample,
-    )  # fmt: skip
-    nodes = 0
-    for blocks in cut:
-        tree = TreeSum(members)
-        for start, stop in (part for block in blocks for part in subtrees(*block, members)):
-            tree.add(subtree(start, stop - start), torch.zeros(0))
-        nodes += len(tree.nodes)
-    return Sent(len(cut), nodes)
-
-
-def _stacks(point: Point) -> Sequence[tuple[int, int]] | None:
-    """Returns the stacks of a cohort on a CPU with ``engine.chunk=auto``, or None if clients are trained one by one."""
-    chunk = min(VMAP_CHUNK, (point.cohort + 1) // 2)
-    return stacks(point.cohort, chunk) if point.work.stacked and chunk >= LEAST_VMAP_CHUNK else None
-
-
-def clients_in_turn(point: Point, processors: int) -> int:
-    """Returns how many clients the processor trains that has most of them, if all are equally fast."""
-    workers, in_stacks = min(point.actors, processors), _stacks(point)
-    if in_stacks is None:
-        return -(-point.cohort // workers)
-    return -(-len(in_stacks) // workers) * max(stop - start for start, stop in in_stacks)
-
-
 def amounts(point: Point, known: Known, processors: int) -> dict[str, float]:
     """Returns how much of each term a round of ``point`` has on ``processors`` processors, from the configuration
     alone. A term that is not in the result has no part in the round's time."""
     arriving = sent(point, known)
-    sums = 8 * known.parameters * arriving.nodes / 1e6
-    others = point.hosts - 1
+    vector = known.parameters / 1e6
     return {
         "round": 1.0,
         "task": float(arriving.tasks),
         "client": float(point.cohort),
         "registered client": float(point.clients),
-        "million parameters": known.parameters / 1e6,
+        "million parameters": vector,
         "actor": float(min(point.actors, arriving.tasks)),
-        "MB of sums": sums,
-        "MB between hosts": sums * others / point.hosts + 4 * known.parameters / 1e6 * others,
+        "MB of sums": 8 * vector * arriving.nodes,
+        "MB between hosts": 8 * vector * arriving.nodes_from_others + 4 * vector * arriving.models_to_others,
         step_of(point.model): float(point.steps * clients_in_turn(point, processors)),
     }
 

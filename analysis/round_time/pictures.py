@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from fedray.results.style import BESIDE, COLOURS, MARKERS, clean_frame, figure_of
-from round_time.model import COHORT, PROJECTED, Fit, Measured, checks, projected, sent
+from round_time.model import COHORT, PROJECTED, Fit, Measured, checks, projected
 from round_time.points import WORKS, Point
 from round_time.records import Row, point_of
+from round_time.traffic import sent
 
 PANEL = (4.6, 3.5)
 LEGEND = 1.6

@@ -26,11 +26,11 @@ from round_time.model import (
     interval,
     projected,
     resampled,
-    sent,
 )
 from round_time.pictures import figures
 from round_time.points import WORKS, Point
 from round_time.records import Row, on_cpus, point_of
+from round_time.traffic import sent
 
 NODES = (1, 3, 10, 30, 100)
 """The numbers of nodes in the table of the projection."""

@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from common import ProcessTree
 
-from fedray.engine.ray.engine import ServerActor
+from fedray.engine.ray.server import ServerActor
 from fedray.engine.sums import CohortSums
 
 ARRIVED = "arrived.json"

@@ -34,8 +34,9 @@ PARAMETERS = {"logistic": 7850, "lenet5": 61_706, "ghbm_cnn": 797_962, "resnet18
 
 def made_up(quick=False, hosts=3, noise=0.0):
     """Measured points of the whole grid, as the model with the coefficients ``TRUE`` says, times random errors."""
-    from round_time.model import Fit, Known, Measured, step_of
+    from round_time.model import Fit, Measured, step_of
     from round_time.points import WORKS, grid
+    from round_time.traffic import Known
 
     steps = {model: TRUE[step_of(model)] for model in WORKS}
     truth = Fit(TRUE, {m: Known(PARAMETERS[m], steps[m] / WORKS[m].batch) for m in WORKS})
@@ -83,8 +84,8 @@ def test_the_fit_finds_the_coefficients_of_made_up_points():
 
 
 def test_what_reaches_the_server_is_what_fedray_sends():
-    from round_time.model import Known, sent
     from round_time.points import Point
+    from round_time.traffic import Known, sent
 
     found = sent(Point("lenet5", 100, actors=2), Known(61_706, 0.0002))
     # the README of the engine: 40, 40, 8, 8, 2 and 2 clients
@@ -97,6 +98,10 @@ def test_what_reaches_the_server_is_what_fedray_sends():
     # too few clients for stacks: as on Ray
     few = sent(Point("logistic", 10, actors=2), Known(7850, 5e-5))
     assert few.nodes == 5
+    # what two and three hosts sent to the server's: one node of the tree for half a cohort, more for a third
+    two, three = (sent(Point("resnet18", 16, actors=n, hosts=n), Known(11_181_642, 0.05)) for n in (2, 3))
+    assert (two.nodes, two.nodes_from_others, two.models_to_others) == (6, 1, 1)
+    assert (three.nodes_from_others, three.models_to_others) == (6, 2)
 
 
 def test_points_that_are_done_are_skipped(tmp_path, monkeypatch, capsys):
