@@ -143,9 +143,11 @@ def row_of(point):
     }  # fmt: skip
 
 
-def test_tables_and_pictures_of_made_up_points(tmp_path):
+def test_tables_and_pictures_of_made_up_points(tmp_path, monkeypatch):
+    from round_time import model, report
     from round_time.report import write
 
+    monkeypatch.setattr(report, "resampled", lambda rows: model.resampled(rows, times=4))
     rows, _ = made_up(hosts=2, noise=0.05)
     about = {
         "machine": {"cpu": "a processor", "cores": 2, "memory_gib": 8.0},
