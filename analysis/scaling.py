@@ -78,8 +78,11 @@ def _command(arguments: Sequence[str]) -> int:
         measure(arguments[1])
         return 0
     options = _parser().parse_args(arguments)
-    if options.turns < 1:
-        raise UserError(f"--turns must be at least 1, not {options.turns}")
+    for name in ("turns", "node_processors"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {number}")
+    if options.gbit <= 0:
+        raise UserError(f"--gbit must be more than 0, not {options.gbit:g}")
     from round_time.points import expected_minutes, grid
     from round_time.records import Records
 
