@@ -209,8 +209,8 @@ def until(found: Callable[[], bool], seconds: float, what: Callable[[], object])
 
 
 def check_a_run_outlives_changes_of_the_cluster(hosts: Hosts, config: str) -> None:
-    """Checks that a run goes on to the same bits while a machine is added that is off at first, and while a worker's Ray
-    is killed, and that both workers are there in the end."""
+    """Checks that a run goes on to the same bits while a machine is added that is off at first and while the Ray of a
+    worker is killed, and that both workers are there in the end."""
     run = {"algorithm.name": "fedavg", "data.clients": 8, "run.rounds": 1500, "model.name": "logistic",
            "run.name": "long", "engine.compile": "false"}  # fmt: skip
     words = " ".join(f"{key}={value}" for key, value in run.items())
