@@ -276,7 +276,7 @@ def test_the_files_that_travel_are_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_up_submit_down(hosts: Hosts) -> None:
     config = edit(hosts)
     up = hosts.run("ray", "up", "-y", config)
