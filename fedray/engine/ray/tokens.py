@@ -1,5 +1,5 @@
-"""Decides whether the user's token for Ray's clusters is shown to one. It imports no Ray, because Ray reads the decision
-when it is imported."""
+"""Decides whether a Ray cluster is shown the user's token. It imports no Ray, because Ray reads the decision when it is
+imported."""
 
 from __future__ import annotations
 
