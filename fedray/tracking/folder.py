@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tracking.records import PartsDigest, RowsDigest
-from fedray.util.files import replacement_of, room_for
+from fedray.util.files import free_name, replacement_of, room_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +35,8 @@ RESULT_KEYS_OF_ENGINE = (
     "threads", "portable_bits", "device", "server_gpus", "channels_last", "vectorize", "compile",
 )  # fmt: skip
 IGNORED = (
-    "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds", "run.callbacks",
+    "run.output", "run.working_copy", "run.output_timeout", "run.checkpoint_every", "run.keep_checkpoints",
+    "run.resume", "run.rounds", "run.callbacks",
     # the data, model and weights behind these keys are compared directly
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip
@@ -65,7 +65,8 @@ class FoundRun:
 
 
 class RunFolder:
-    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
+    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``, or the working copy of it
+    if ``run.output`` is a URI.
 
     ``inputs`` are the digests, by name, of everything else that the run depends on, such as the data. ``defaults`` are
     the values that null stands for in the configuration, by dotted key.
@@ -76,7 +77,7 @@ class RunFolder:
     ) -> None:
         self.config, self.inputs, self.defaults = config, inputs, defaults
         assert config.run.name is not None
-        self.path = Path(config.run.output) / config.run.name
+        self.path = config.run.place / config.run.name
         self.checkpoints = self.path / "checkpoints"
 
     def look(self) -> FoundRun:
@@ -129,7 +130,7 @@ class RunFolder:
                 busy = "is being written by another run; choose another run.name"
                 stack.enter_context(folder_lock(self.path, busy, say, patience))
             except OSError as error:
-                raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
+                raise UserError(f"can't write to {self.config.run.place}: {error.strerror}") from None
             yield
 
     def prepare(self) -> None:
@@ -139,8 +140,7 @@ class RunFolder:
         """
         try:
             if self.config.run.resume is False and self.path.exists():
-                names = (self.path.with_name(f"{self.path.name}.bak-{number}") for number in itertools.count(1))
-                self.path.rename(next(name for name in names if not name.exists()))
+                self.path.rename(free_name(self.path))
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
             probe.touch()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fedray.algorithms import Algorithm
     from fedray.experiment.custom import CustomObjects
+    from fedray.remote.mirror import Mirror
     from fedray.tuning.sweep import Sweep
     from fedray.tuning.trial_source import TrialSource
 
@@ -174,9 +175,11 @@ def run_sweeps(
     sweeps' own trials. A suite uses this to run the winner of each sweep on fresh seeds.
     """
     from fedray.tuning.opening import open_sweep
+    from fedray.tuning.outputs import mirrored_sweep
     from fedray.tuning.trial_source import CombinedTrialSource
 
     with contextlib.ExitStack() as stack:
+        mirrors = [stack.enter_context(mirrored_sweep(spec, view.say)) for spec in specs if spec.uri is not None]
         sweeps = [stack.enter_context(open_sweep(spec, custom, view.say)) for spec in specs]
         for sweep in sweeps:
             sweep.view = view
@@ -185,7 +188,7 @@ def run_sweeps(
             if sweep.finished:
                 view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
         source = CombinedTrialSource([*sweeps, *further_sources(sweeps)])
-        interrupted = not source.exhausted and _run(sweeps, source, custom, start, view)
+        interrupted = not source.exhausted and _run(sweeps, source, custom, start, view, mirrors)
         for sweep in sweeps:
             sweep.write_best()
             if failed := len(sweep.study.failed):
@@ -194,9 +197,16 @@ def run_sweeps(
         return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, start: RayStart, view: View) -> bool:
+def _run(
+    sweeps: Sequence[Sweep],
+    source: TrialSource,
+    custom: CustomObjects,
+    start: RayStart,
+    view: View,
+    mirrors: Sequence[Mirror],
+) -> bool:
     """Runs the trials of ``source``, which combines the trials of ``sweeps`` and of further sources, such as a suite's
-    final runs.
+    final runs. They stop if one of ``mirrors`` fails.
 
     Returns whether the user interrupted the trials.
     """
@@ -233,6 +243,8 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, st
     from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values(), *custom.callbacks)
     ship_user_code([thing for thing in from_user if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
+        for mirror in mirrors:
+            mirror.on_failure(stopping)
         view.start(sweeps)
         try:
             run_trials(source, bundles, concurrent, custom, engine.start_timeout, stopping)

@@ -24,6 +24,7 @@ from fedray.errors import UserError, near_miss
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 from fedray.usercode.importing import short_name
+from fedray.util.uris import below, is_uri, local_folder
 
 PACKAGE = Path(__file__).parent.parent
 SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (each / "tune_spaces").is_dir())
@@ -32,7 +33,7 @@ SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (eac
 RECORD = "sweep.yaml"
 """The file in a sweep's folder that records what the sweep does. It has the form of a space file."""
 
-DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
+DECIDED = ("run.name", "run.output", "run.working_copy", "run.resume", "run.eval_test")
 """The keys that the sweep itself sets for each trial. A space file must not set them."""
 
 OF_ALL_TRIALS = (
@@ -82,7 +83,7 @@ class SweepSpec:
     def record(self) -> dict[str, Any]:
         """Returns the content of sweep.yaml, the file in the sweep's folder from which the same sweep can be continued:
         a dict of the form of a space file, with the sections base, spaces, first and tune."""
-        tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
+        tune = self.tune.model_dump(mode="json", exclude={"name", "output", "working_copy", "resume"})
         return {
             "base": dict(self.base),
             "spaces": {str(self.tune.space): dict(self.raw_space)},
@@ -92,7 +93,20 @@ class SweepSpec:
 
     @property
     def folder(self) -> Path:
-        return Path(self.tune.output).absolute() / self.name
+        return local_folder(self.tune.output, self.tune.working_copy).absolute() / self.name
+
+    @property
+    def uri(self) -> str | None:
+        """The URI of the sweep's folder if ``tune.output`` is one, and otherwise None."""
+        return below(self.tune.output, *self.name.split("/")) if is_uri(self.tune.output) else None
+
+    def output_keys(self, folder: Path) -> dict[str, Any]:
+        """Returns the keys that make a run work in ``folder``, which is in the sweep's folder. If that has a URI, the
+        run keeps its part of it up to date itself, because it may be on another node."""
+        if self.uri is None:
+            return {"run.output": str(folder)}
+        parts = folder.relative_to(self.folder).parts
+        return {"run.output": below(self.uri, *parts), "run.working_copy": str(folder)}
 
     @property
     def has_begun(self) -> bool:
@@ -314,7 +328,7 @@ def _check(spec: SweepSpec) -> None:
     can't be searched, or has too long a name."""
     for key in DECIDED:
         if key in spec.base or key in spec.raw_space:
-            instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
+            instead = f"tune.{key.partition('.')[2]}" if key != "run.eval_test" else None
             raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
     _same_for_all(spec.raw_space, spec.name)
     for part in spec.name.split("/"):

@@ -31,6 +31,7 @@ from fedray.config import ScheduleConfig, Section, Whole, assign, check, dump_ya
 from fedray.errors import UserError, near_miss
 from fedray.tuning.driver import load_custom, run_sweeps, start_ray
 from fedray.tuning.finals import Final, FinalRuns, label_of
+from fedray.tuning.outputs import mirrored_suite
 from fedray.tuning.settings import section
 from fedray.tuning.spec import (
     SPACES,
@@ -44,6 +45,7 @@ from fedray.tuning.spec import (
 )
 from fedray.tuning.view import View
 from fedray.util.files import write_whole
+from fedray.util.uris import below, is_uri, local_folder
 
 if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
@@ -78,7 +80,14 @@ class Suite:
 
     @property
     def folder(self) -> Path:
-        return Path(self.specs[0].tune.output).absolute() / self.name
+        tune = self.specs[0].tune
+        return local_folder(tune.output, tune.working_copy).absolute() / self.name
+
+    @property
+    def uri(self) -> str | None:
+        """The URI of the suite's folder if ``tune.output`` is one, and otherwise None."""
+        output = self.specs[0].tune.output
+        return below(output, self.name) if is_uri(output) else None
 
     @property
     def finals(self) -> list[Final]:
@@ -311,6 +320,11 @@ def run_suite(
         UserError: The search is not possible as it was asked for.
     """
     view = view or View(quiet=True)
+    with mirrored_suite(suite, view.say):
+        return _run_suite(suite, view, retry_failed)
+
+
+def _run_suite(suite: Suite, view: View, retry_failed: bool) -> Literal["completed", "incomplete", "interrupted"]:
     finals: list[FinalRuns] = []
     suite.write_record()
     for line in suite.notes:

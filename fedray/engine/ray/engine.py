@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -153,9 +152,9 @@ class RayEngine:
         clients' states are lost with their node, the run goes back to the last checkpoint, too, up to
         ``engine.max_retries`` times.
         """
-        # an absolute path, because actors have the working directory that this process had when it joined Ray
-        output = {"output": str(Path(self.experiment.config.run.output).absolute())}
-        experiment = _with_run_settings(self.experiment, output)
+        # actors have the working directory that this process had when it joined Ray
+        fixed = self.experiment.config.run.with_fixed_place()
+        experiment = _with_run_settings(self.experiment, {"output": fixed.output, "working_copy": fixed.working_copy})
         started_here = self.start.ready()
         check_resources(experiment, 1, started_here)
         code = [
