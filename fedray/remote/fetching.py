@@ -14,7 +14,7 @@ from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
 from fedray.remote.storage import Storage, in_parallel, reason_of
 from fedray.util.cache import cache_folder
 from fedray.util.files import sha256_of_file
-from fedray.util.uris import below, cache_name, shown
+from fedray.util.uris import below, cache_name, is_uri, shown
 
 CHANGES = 10
 """How often a folder may change while it is read. After each change what is missing is read of the newer state."""
@@ -101,6 +101,11 @@ def fetched(uri: str) -> Path:
     if not found:
         raise UserError(f"there is no run or sweep at {shown(uri)}")
     return folder
+
+
+def as_folder(named: str | Path) -> Path:
+    """Returns the folder with results that a user calls ``named``; what is at a URI is fetched (:func:`fetched`)."""
+    return fetched(named) if isinstance(named, str) and is_uri(named) else Path(named)
 
 
 def publish(uri: str, folder: Path, paths: Iterable[Path]) -> list[str]:

@@ -85,7 +85,8 @@ class Mirror:
             raise self.error
 
     def _fail(self, reason: str) -> None:
-        self.error = self.error or OutputLost(f"{reason}; what this run has made is in {self.folder}")
+        kept = f"; what has been made is in {self.folder}, and the same command goes on" if self.folder.exists() else ""
+        self.error = self.error or OutputLost(f"{reason}{kept}")
         self._contact.give_up()
         if self._failure is not None:
             self._failure.set()
@@ -146,7 +147,10 @@ class Mirror:
         self.owner.claim(self.say)
         self._contact.persistent = True
         shutil.rmtree(self._aside, ignore_errors=True)
-        self._aside.mkdir(parents=True)
+        try:
+            self._aside.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"can't write to {self._aside.parent}: {error.strerror}") from None
         self._manifest, local, where = read_manifest(self.storage), commit_of(self.folder), self.storage.shown
         if self._manifest is not None:
             self._manifest.settle(self.storage)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fedray.errors import UserError
 from fedray.util.files import replacement_of
-from fedray.util.uris import below, shown
+from fedray.util.uris import below, problem_of_uri, shown
 
 BLOCK = 8 << 20
 """The bytes of a file that are sent or received at a time."""
@@ -269,6 +269,8 @@ def _file_system(uri: str) -> tuple[Any, str]:
     """Returns pyarrow's file system for ``uri``, and the path in it without a slash at the end."""
     from pyarrow import fs
 
+    if problem := problem_of_uri(uri):
+        raise UserError(f"{shown(uri)} {problem}")
     parts = urlsplit(uri)
     path = f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
     options: dict[str, Any] = dict(parse_qsl(parts.query))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -21,7 +22,7 @@ OPTIONS = {
 
 def is_uri(output: str) -> bool:
     """Returns whether ``output`` is a URI, and not a folder of this machine."""
-    return "://" in output
+    return re.match(r"[A-Za-z][\w+.-]*://", output) is not None
 
 
 def problem_of_uri(uri: str) -> str | None:
@@ -57,6 +58,12 @@ def below(uri: str, *names: str) -> str:
     parts = urlsplit(uri)
     path = "/".join([parts.path.rstrip("/"), *names])
     return parts._replace(path=path).geturl()
+
+
+def above(uri: str) -> str:
+    """Returns the URI of the folder that holds what is at ``uri``."""
+    parts = urlsplit(uri)
+    return parts._replace(path=parts.path.rstrip("/").rpartition("/")[0]).geturl()
 
 
 def local_folder(output: str, working_copy: str | None = None) -> Path:
