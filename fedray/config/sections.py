@@ -119,6 +119,11 @@ class RunConfig(Section):
         """The folder on this machine in which the run folder is made: ``output``, or the working copy of a URI."""
         return local_folder(self.output, self.working_copy)
 
+    @property
+    def place_setting(self) -> str:
+        """The key that decides :attr:`place`, with its value, for messages."""
+        return f"run.{'working_copy' if is_uri(self.output) else 'output'}={self.place}"
+
     def with_fixed_place(self) -> RunConfig:
         """Returns a copy that means the same folder in every process of this machine, whatever its working directory
         and environment are."""

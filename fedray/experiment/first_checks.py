@@ -109,5 +109,4 @@ def _check_output(config: Config, custom: Collection[str]) -> None:
     effective = os.access in os.supports_effective_ids
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):
         reason = "Permission denied" if above.is_dir() else "Not a directory"
-        key = "working_copy" if is_uri(config.run.output) else "output"
-        raise UserError(f"can't write to run.{key}={config.run.place}: {reason}")
+        raise UserError(f"can't write to {config.run.place_setting}: {reason}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fedray.errors import UserError
-from fedray.remote.local import COMMIT, FIRST, commit_of, note_commit, scan
+from fedray.remote.local import COMMIT, FIRST, commits_of, note_commits, scan
 from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
 from fedray.remote.storage import Storage, in_parallel, reason_of
 from fedray.util.cache import cache_folder
@@ -34,14 +34,14 @@ def fetch(storage: Storage, folder: Path, wanted: Callable[[str], bool] = lambda
         manifest = read_manifest(storage)
         if manifest is None:
             raise UserError(f"there is nothing at {storage.shown} that fedray has written")
-        if manifest.commit == commit_of(folder):
+        if manifest.commit in commits_of(folder):
             return
         (folder / COMMIT).unlink(missing_ok=True)
         files = {name: file for name, file in manifest.files.items() if wanted(name)}
         damaged = _take(storage, manifest, files, folder)
         if not damaged:
             folder.mkdir(parents=True, exist_ok=True)
-            note_commit(folder, note or manifest.commit)
+            note_commits(folder, note or manifest.commit)
             return
         # a writer may have replaced what this manifest names
         time.sleep(0.5)

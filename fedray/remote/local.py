@@ -12,8 +12,8 @@ from pathlib import Path
 from fedray.util.files import free_name, write_whole
 
 COMMIT = ".commit"
-"""The file in a folder with the name of the remote state that the folder had last. It travels with the folder when that
-is renamed."""
+"""The file in a folder with the name of the remote state that it had last, and before another one is made visible also
+the name of that. It travels with the folder when that is renamed."""
 
 FIRST = "checkpoints"
 """The folder that is looked at before all else: a run continues from a checkpoint with tables that are newer, but not
@@ -35,15 +35,16 @@ def aside_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.mirror")
 
 
-def commit_of(folder: Path) -> str | None:
-    """Returns the name of the remote state that ``folder`` had last, or None if it never had one."""
+def commits_of(folder: Path) -> list[str]:
+    """Returns the names of the remote states of which ``folder`` has everything. The list is empty if it never was
+    a mirrored one."""
     with contextlib.suppress(OSError):
-        return (folder / COMMIT).read_text(encoding="utf-8").strip()
-    return None
+        return (folder / COMMIT).read_text(encoding="utf-8").split()
+    return []
 
 
-def note_commit(folder: Path, commit: str) -> None:
-    write_whole(folder / COMMIT, f"{commit}\n")
+def note_commits(folder: Path, *commits: str) -> None:
+    write_whole(folder / COMMIT, " ".join(commits) + "\n")
 
 
 def set_aside(folder: Path) -> Path:
@@ -54,7 +55,11 @@ def set_aside(folder: Path) -> Path:
 def scan(folder: Path) -> dict[str, Stamp]:
     """Returns the files in ``folder`` and below it, by their names relative to it. Hidden ones, and folders that have a
     mirror of their own, as those of a sweep's trials, are left out."""
-    return {f"{path.relative_to(folder)}": stamp for path, stamp in _files(folder)} if folder.is_dir() else {}
+    while folder.is_dir():
+        # what was listed and is gone, such as an old checkpoint, may have been replaced by what was not listed yet
+        with contextlib.suppress(FileNotFoundError):
+            return {path.relative_to(folder).as_posix(): stamp for path, stamp in _files(folder)}
+    return {}
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Stamp]]:
@@ -63,13 +68,10 @@ def _files(folder: Path) -> Iterator[tuple[Path, Stamp]]:
         path = Path(entry.path)
         if entry.name.startswith("."):
             continue
-        # what is removed meanwhile is not there any more
-        with contextlib.suppress(FileNotFoundError):
-            if entry.is_dir():
-                if not (aside_of(path).exists() or (path / COMMIT).exists()):
-                    yield from _files(path)
-            else:
-                yield path, stamp_of(path)
+        if not entry.is_dir():
+            yield path, stamp_of(path)
+        elif not (aside_of(path).exists() or (path / COMMIT).exists()):
+            yield from _files(path)
 
 
 def freeze(path: Path, frozen: Path) -> Stamp:

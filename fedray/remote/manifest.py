@@ -57,13 +57,12 @@ def staging(commit: str, name: str) -> str:
 def read_manifest(storage: Storage) -> Manifest | None:
     """Returns the visible state of the folder ``storage``, or None if there is none. Raises :class:`UserError` if its
     manifest can't be read."""
-    content = storage.read(NAME)
-    if content is None:
+    found = storage.read_object(NAME)
+    if found is None:
         return None
     try:
-        found = json.loads(content)
         assert found["format"] == FORMAT
         files = {name: File(int(size), str(sha256)) for name, (size, sha256) in found["files"].items()}
         return Manifest(found["commit"], files, frozenset(found["staged"]))
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise UserError(f"{storage.shown}/{NAME} is damaged, or was written by another version of fedray") from None
+        raise UserError(f"{storage.shown}/{NAME} is damaged, or another version of fedray wrote it") from None

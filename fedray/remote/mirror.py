@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedray.errors import OutputLost, UserError, first_line
 from fedray.remote.fetching import fetch
-from fedray.remote.local import Stamp, aside_of, commit_of, freeze, note_commit, scan, set_aside
+from fedray.remote.local import Stamp, aside_of, commits_of, freeze, note_commits, scan, set_aside
 from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
 from fedray.remote.owner import NAME as OWNER
 from fedray.remote.owner import Owner
@@ -151,15 +151,15 @@ class Mirror:
             self._aside.mkdir(parents=True)
         except OSError as error:
             raise UserError(f"can't write to {self._aside.parent}: {error.strerror}") from None
-        self._manifest, local, where = read_manifest(self.storage), commit_of(self.folder), self.storage.shown
+        self._manifest, local, where = read_manifest(self.storage), commits_of(self.folder), self.storage.shown
         if self._manifest is not None:
             self._manifest.settle(self.storage)
         if self.anew:
             return
-        if self._manifest is None and local is not None:
+        if self._manifest is None and local:
             self.say(f"there is nothing at {where} any more: {self.folder} is now {set_aside(self.folder)}")
-        elif self._manifest is not None and self._manifest.commit != local:
-            if local is None and scan(self.folder):
+        elif self._manifest is not None and self._manifest.commit not in local:
+            if not local and scan(self.folder):
                 self.say(f"{where} has another state: {self.folder} is now {set_aside(self.folder)}")
             self.say(f"fetching {where} ...")
             fetch(self.storage, self.folder)
@@ -173,15 +173,17 @@ class Mirror:
             self._removed.clear()
             self._manifest, self._stamps = None, {}
         found = scan(self.folder)
-        if found and found != self._stamps:
+        is_of_before = self.anew and commits_of(self.folder)
+        if found and found != self._stamps and not is_of_before:
             self._send(found)
+            self.anew = False
         self._busy.clear()
         return time.monotonic() - began
 
     def _send(self, found: dict[str, Stamp]) -> None:
         """Makes the files ``found`` the state that the URI shows."""
-        if self._manifest is not None and commit_of(self.folder) is None:
-            self._set_remote_aside(self._manifest)
+        if self.anew and self._manifest is not None:
+            self._set_remote_aside()
         before = self._manifest.files if self._manifest is not None else {}
         changed = [name for name, stamp in found.items() if self._stamps.get(name) != stamp]
         frozen = {name: self._aside / "frozen" / str(number) for number, name in enumerate(changed)}
@@ -208,15 +210,20 @@ class Mirror:
             self._sent += 1
 
         in_parallel(send, frozen)
-        self.owner.keep()
-        self._manifest = Manifest(commit, files, frozenset(staged))
-        self._manifest.write(self.storage)
-        note_commit(self.folder, commit)
         self._stamps = found
+        if files == before and not staged:
+            return
+        self.owner.keep()
+        known = self._manifest.commit if self._manifest is not None else ""
+        self._manifest = Manifest(commit, files, frozenset(staged))
+        # both, because nobody knows which of them is visible if the storage does not answer now
+        note_commits(self.folder, known, commit)
+        self._manifest.write(self.storage)
+        note_commits(self.folder, commit)
         self._manifest.settle(self.storage)
         in_parallel(self.storage.delete, before.keys() - files.keys())
 
-    def _set_remote_aside(self, old: Manifest) -> None:
+    def _set_remote_aside(self) -> None:
         """Copies the remote folder to a name such as NAME.bak-1 and empties it, because the folder here holds a new
         run in its place."""
         names = [name for name in self.storage.names() if name != OWNER]

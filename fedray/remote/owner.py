@@ -40,13 +40,13 @@ class Owner:
     def claim(self, say: Callable[[str], None]) -> None:
         """Takes the folder. If another process has it, ``say`` shows a line, and :class:`UserError` is raised if that
         process still writes after :data:`PATIENCE` seconds."""
-        first = found = self._read()
+        first = found = self.storage.read_object(NAME)
         if first is not None and not _has_died_here(first):
             say(f"{self.storage.shown} is in use by {_name(first)}; waiting up to {PATIENCE:g} s for it to end ...")
             end = time.monotonic() + PATIENCE
             while found is not None and time.monotonic() < end:
                 time.sleep(1)
-                found = self._read()
+                found = self.storage.read_object(NAME)
             if found is not None and found != first:
                 raise UserError(
                     f"{self.storage.shown} is being written by another run ({_name(found)}); choose another name"
@@ -61,7 +61,7 @@ class Owner:
         with self._lock:
             if self._released:
                 return True
-            found = self._read()
+            found = self.storage.read_object(NAME)
             if found is not None and found.get("token") != self.token:
                 raise Taken(f"{self.storage.shown} is now written by another run ({_name(found)}): this one ends")
             self._write()
@@ -71,17 +71,9 @@ class Owner:
         """Gives the folder up."""
         with self._lock:
             self._released = True
-            found = self._read()
+            found = self.storage.read_object(NAME)
             if found is not None and found.get("token") == self.token:
                 self.storage.delete(NAME)
-
-    def _read(self) -> dict[str, Any] | None:
-        content = self.storage.read(NAME)
-        try:
-            found = None if content is None else json.loads(content)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else None
 
     def _write(self) -> None:
         self._beats += 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
+import os
 import re
 import threading
 import time
@@ -34,6 +36,12 @@ before."""
 
 THREADS = 8
 """The number of files that are sent or received at the same time, because each waits for its answers."""
+
+ADDRESS = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+"""The environment variables that say where the buckets of S3 are. Without them Amazon is asked."""
+
+REREADINGS = 10
+"""How often a small file is read if it is not whole."""
 
 T = TypeVar("T")
 
@@ -132,6 +140,21 @@ class Storage:
             return self.contact.attempt(request)
         except FileNotFoundError:
             return None
+
+    def read_object(self, name: str) -> dict[str, Any] | None:
+        """Returns the object in the JSON file ``name``, or None if there is no such file. Raises :class:`UserError` if
+        the file is damaged."""
+        for _ in range(REREADINGS):
+            content = self.read(name)
+            if content is None:
+                return None
+            with contextlib.suppress(ValueError):
+                found = json.loads(content)
+                if isinstance(found, dict):
+                    return found
+            # it may have been replaced while it was read: then it was cut off at the size of the old one
+            time.sleep(0.1)
+        raise UserError(f"{self.shown}/{name} is damaged")
 
     def write(self, name: str, content: bytes) -> None:
         """Writes ``content`` as the file ``name``, in place of an older one."""
@@ -278,6 +301,8 @@ def _file_system(uri: str) -> tuple[Any, str]:
         if parts.scheme == "s3":
             # written in the foreground, because otherwise a storage that does not answer fills the memory
             limits = {"connect_timeout": CONNECT, "request_timeout": ANSWER, "background_writes": False}
+            if not (options.keys() & {"region", "endpoint_override"} or any(map(os.environ.get, ADDRESS))):
+                options["region"] = fs.resolve_s3_region(parts.netloc)
             limits["retry_strategy"] = fs.AwsStandardS3RetryStrategy(max_attempts=1)
             return fs.S3FileSystem(**options, **limits), path
         if parts.scheme == "gs":

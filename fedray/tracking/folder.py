@@ -130,7 +130,7 @@ class RunFolder:
                 busy = "is being written by another run; choose another run.name"
                 stack.enter_context(folder_lock(self.path, busy, say, patience))
             except OSError as error:
-                raise UserError(f"can't write to {self.config.run.place}: {error.strerror}") from None
+                raise UserError(f"can't write to {self.config.run.place_setting}: {error.strerror}") from None
             yield
 
     def prepare(self) -> None:
