@@ -18,7 +18,7 @@ from fedray import compare
 from fedray.cli.main import main
 from fedray.config import flat, read_file
 from fedray.errors import OutputLost
-from fedray.remote import mirror
+from fedray.remote import mirror, owner
 from fedray.remote.storage import Storage
 from fedray.util.uris import below
 
@@ -26,6 +26,8 @@ from fedray.util.uris import below
 @pytest.fixture(autouse=True)
 def one_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mirror, "PAUSE", 0.1)
+    # a process that still lives is waited for; on a real machine it would have ended
+    monkeypatch.setattr(owner, "PATIENCE", 1.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
 
 
@@ -130,7 +132,14 @@ def test_data_without_a_name_need_a_name_for_the_run(uri):
 def test_a_killed_run_is_resumed_on_another_machine(s3: S3Server, tmp_path, monkeypatch):
     """Ray's actors, killed together with the driver at a random moment; the bits are those of a calm run."""
     uri = s3.uri(tmp_path.name)
-    keys = [*FAST, "engine.kind=ray", "engine.address=local", "algorithm.name=scaffold", "run.checkpoint_every=2"]
+    keys = [
+        *FAST,
+        "engine.kind=ray",
+        "engine.address=local",
+        "algorithm.name=scaffold",
+        "run.checkpoint_every=2",
+        "engine.compile=false",
+    ]
     command = [sys.executable, "-c", PROGRAM, "run", *keys, "run.rounds=2000", f"run.output={uri}"]
     first = subprocess.Popen(command, env=environment(), cwd=tmp_path)
     at = Storage(below(uri, "run"))
