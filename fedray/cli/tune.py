@@ -135,7 +135,7 @@ def _write(suite: Suite) -> tuple[list[Path], list[str]]:
     """Writes the tables of ``suite`` into its folder, and to its URI if it has one. Returns the paths of the files
     here, and the names of their places for the user."""
     from fedray.remote.fetching import publish
-    from fedray.tuning.outputs import fetched_suite
+    from fedray.tuning.suite import fetched_suite
     from fedray.tuning.suite_table import write_suite
 
     here = fetched_suite(suite)

@@ -131,13 +131,9 @@ class RunConfig(Section):
         return self.model_copy(update={key: str(self.place.absolute())})
 
     @model_validator(mode="after")
-    def _check_working_copy(self) -> RunConfig:
+    def _check_alternatives(self) -> RunConfig:
         if self.working_copy is not None and not is_uri(self.output):
             raise ValueError("run.working_copy is for a run.output that is a URI, such as s3://bucket/runs")
-        return self
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> RunConfig:
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
         if not self.eval_every and (self.stop_at is not None or self.patience is not None):

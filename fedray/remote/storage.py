@@ -23,7 +23,7 @@ from fedray.util.uris import below, problem_of_uri, shown
 BLOCK = 8 << 20
 """The bytes of a file that are sent or received at a time."""
 
-CONNECT, ANSWER = 5.0, 10.0
+CONNECT, ANSWER = 5.0, 8.0
 """The seconds after which a request is given up: until there is a connection, and without an answer on it. A program
 that ends waits for its requests, so they are short."""
 
@@ -68,14 +68,14 @@ class Contact:
 
     def heard(self) -> None:
         """Notes that the storage has answered just now."""
-        if self._over.is_set():
-            raise GivenUp
         self.answered, self.reason = time.monotonic(), ""
 
     def attempt(self, request: Callable[[], T]) -> T:
         """Returns what ``request()`` returns, and calls it again after an error."""
         pause = 0.5
         for number in itertools.count(1):
+            if self._over.is_set():
+                raise GivenUp
             try:
                 found = request()
                 self.heard()
@@ -87,8 +87,7 @@ class Contact:
                 self.reason = reason_of(error)
                 if not self.persistent and number >= ATTEMPTS:
                     raise
-            if self._over.wait(pause):
-                raise GivenUp
+            self._over.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         raise AssertionError
 
@@ -172,7 +171,13 @@ class Storage:
                 file.write(block)
                 self.contact.heard()
 
-            feed(put)
+            try:
+                feed(put)
+            except BaseException:
+                # otherwise pyarrow prints what it finds when the file is destroyed
+                with contextlib.suppress(OSError):
+                    file.close()
+                raise
             file.close()
 
         self.contact.attempt(request)

@@ -1,4 +1,4 @@
-"""Sweeps and suites whose ``tune.output`` is a URI: keeps it up to date while they run, and brings it here for reports.
+"""Sweeps whose ``tune.output`` is a URI: keeps it up to date while they run, and brings it here for reports.
 
 The driver sends what it writes itself, such as the study. The runs of trials, which may be on other nodes, send their
 own folders.
@@ -9,15 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fedray.config import load
 from fedray.remote.fetching import fetch_new, fetched, fetched_place
 from fedray.remote.mirror import Mirror, mirrored
 from fedray.tuning.spec import SweepSpec
-
-if TYPE_CHECKING:
-    from fedray.tuning.suite import Suite
 
 
 @contextlib.contextmanager
@@ -32,16 +28,6 @@ def mirrored_sweep(spec: SweepSpec, say: Callable[[str], None]) -> Iterator[Mirr
         yield mirror
 
 
-@contextlib.contextmanager
-def mirrored_suite(suite: Suite, say: Callable[[str], None]) -> Iterator[None]:
-    """A context in which the URI of ``suite`` is kept up to date, if it has one."""
-    if suite.uri is None:
-        yield
-        return
-    with mirrored(suite.uri, suite.folder, load(suite.specs[0].base).run.output_timeout, say):
-        yield
-
-
 def fetched_sweep(spec: SweepSpec) -> SweepSpec:
     """Returns ``spec`` with a folder on this machine that has all of the sweep at its URI, for a report. A sweep
     without a URI is returned as it is."""
@@ -50,12 +36,3 @@ def fetched_sweep(spec: SweepSpec) -> SweepSpec:
     fetched(spec.uri)
     place = {"output": str(fetched_place(spec.tune.output)), "working_copy": None}
     return replace(spec, tune=spec.tune.model_copy(update=place))
-
-
-def fetched_suite(suite: Suite) -> Suite:
-    """Returns ``suite`` with a folder on this machine that has all of the suite at its URI, for its tables."""
-    if suite.uri is None:
-        return suite
-    fetched(suite.uri)
-    specs = [fetched_sweep(spec) for spec in suite.specs]
-    return replace(suite, specs=specs, baseline=specs[list(suite.specs).index(suite.baseline)])
