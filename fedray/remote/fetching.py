@@ -36,11 +36,12 @@ def fetch(storage: Storage, folder: Path, wanted: Callable[[str], bool] = lambda
             raise UserError(f"there is nothing at {storage.shown} that fedray has written")
         if manifest.commit in commits_of(folder):
             return
-        (folder / COMMIT).unlink(missing_ok=True)
+        # noted before there are files, so that the mirror of a folder above leaves them out
+        folder.mkdir(parents=True, exist_ok=True)
+        note_commits(folder, PARTLY)
         files = {name: file for name, file in manifest.files.items() if wanted(name)}
         damaged = _take(storage, manifest, files, folder)
         if not damaged:
-            folder.mkdir(parents=True, exist_ok=True)
             note_commits(folder, note or manifest.commit)
             return
         # a writer may have replaced what this manifest names

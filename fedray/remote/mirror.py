@@ -146,9 +146,8 @@ class Mirror:
         """Takes the remote folder, and decides which state is the newer one: that of ``folder``, or the remote one."""
         self.owner.claim(self.say)
         self._contact.persistent = True
-        shutil.rmtree(self._aside, ignore_errors=True)
         try:
-            self._aside.mkdir(parents=True)
+            self._aside.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"can't write to {self._aside.parent}: {error.strerror}") from None
         self._manifest, local, where = read_manifest(self.storage), commits_of(self.folder), self.storage.shown

@@ -18,7 +18,8 @@ import pytest
 
 from fedray.errors import OutputLost, UserError
 from fedray.remote import fetching, mirror, owner
-from fedray.remote.fetching import fetch, fetched
+from fedray.remote.fetching import fetch, fetch_new, fetched
+from fedray.remote.local import scan
 from fedray.remote.manifest import NAME, read_manifest
 from fedray.remote.mirror import mirrored
 from fedray.remote.storage import Storage
@@ -26,7 +27,7 @@ from fedray.remote.storage import Storage
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mirror, "PAUSE", 0.1)
+    monkeypatch.setattr(mirror, "PAUSE", 0.05)
     monkeypatch.setattr(mirror, "SILENCE", 1.5)
     monkeypatch.setattr(owner, "PATIENCE", 2.0)
     monkeypatch.setattr(fetching, "CHANGES", 3)
@@ -278,7 +279,28 @@ def test_folders_below_one_another_have_states_of_their_own(uri, tmp_path):
     outer = read_manifest(Storage(uri))
     assert outer is not None
     assert sorted(outer.files) == ["study", "trials/error"]
-    assert texts(fetched(uri)) == {"study": "one trial", "trials/error": "none", "trials/0/metrics": "1\n"}
+    whole = {"study": "one trial", "trials/error": "none", "trials/0/metrics": "1\n"}
+    assert texts(fetched(uri)) == whole
+
+
+def test_a_run_that_is_being_fetched_is_no_part_of_the_folder_above(uri, tmp_path):
+    """If it were, the mirror of a sweep's folder would send the files of trials, and later remove them as gone."""
+    inner, run = uri.replace("/run", "/run/trials/0"), tmp_path / "run" / "trials" / "0"
+    with mirrored(inner, run, 60, silent):
+        write(run, **{f"file{number}": str(number) for number in range(40)})
+    other, seen, over = tmp_path / "other" / "run", set[str](), threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            seen.update(scan(other))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    fetch_new(uri, other)
+    over.set()
+    looking.join()
+    assert texts(other / "trials" / "0") == texts(run)
+    assert seen == set()
 
 
 @pytest.mark.parametrize(
