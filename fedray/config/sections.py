@@ -17,7 +17,7 @@ from fedray.config.model import ModelConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Natural, Positive, Real, Section, Whole, in_message
 from fedray.usercode.extensions import Entry
-from fedray.util.uris import is_uri, local_folder, problem_of_uri
+from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
 ALGORITHM = "pfedmo"
 """The default algorithm."""
@@ -134,6 +134,8 @@ class RunConfig(Section):
     def _check_alternatives(self) -> RunConfig:
         if self.working_copy is not None and not is_uri(self.output):
             raise ValueError("run.working_copy is for a run.output that is a URI, such as s3://bucket/runs")
+        if is_folder(self.output, self.place):
+            raise ValueError("run.working_copy must be another folder than run.output")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
         if not self.eval_every and (self.stop_at is not None or self.patience is not None):

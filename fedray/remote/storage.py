@@ -104,6 +104,8 @@ REASONS = (
 def reason_of(error: Exception) -> str:
     """Returns in a few words why a request to a storage failed."""
     text = " ".join(str(error).split())
+    if code := re.search(r"AWS Error (.+?) during \w+ operation: No response body", text):
+        return code[1].replace("_", " ").lower()
     found = next((match[1] for pattern in REASONS if (match := re.search(pattern, text))), text)
     return found[:200].rstrip(". ") or type(error).__name__
 

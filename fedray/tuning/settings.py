@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedray.config import Auto, Section, Whole, check, expand, flat
 from fedray.errors import UserError, near_miss
-from fedray.util.uris import is_uri, problem_of_uri
+from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
 COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "wall_seconds")
 """The costs that ``tune.objective`` may name: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
@@ -114,6 +114,8 @@ class TuneConfig(Section):
     def _check_working_copy(self) -> TuneConfig:
         if self.working_copy is not None and not is_uri(self.output):
             raise ValueError("tune.working_copy is for a tune.output that is a URI, such as s3://bucket/sweeps")
+        if is_folder(self.output, local_folder(self.output, self.working_copy)):
+            raise ValueError("tune.working_copy must be another folder than tune.output")
         return self
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fedray.errors import near_miss
 from fedray.util.cache import cache_folder
@@ -72,6 +72,12 @@ def local_folder(output: str, working_copy: str | None = None) -> Path:
     if not is_uri(output):
         return Path(output)
     return Path(working_copy) if working_copy else cache_folder() / "working" / cache_name(output)
+
+
+def is_folder(uri: str, folder: Path) -> bool:
+    """Returns whether ``uri`` is that of ``folder`` on this machine."""
+    parts = urlsplit(uri)
+    return parts.scheme == "file" and Path(unquote(parts.path)).resolve() == folder.resolve()
 
 
 def cache_name(uri: str) -> Path:

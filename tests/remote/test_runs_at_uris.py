@@ -31,6 +31,12 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
 
 
+@pytest.fixture
+def uri(s3: S3Server, tmp_path: Path) -> str:
+    """A URI with nothing there yet. What is so with shared folders, too, is tested without runs."""
+    return s3.uri(f"{tmp_path.name}/runs")
+
+
 def on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
 
@@ -118,6 +124,8 @@ def test_the_working_copy_is_where_the_user_wants_it(uri, tmp_path, capsys):
     assert (tmp_path / "mine" / "run" / "summary.json").exists()
     line = refused(capsys, f"run.working_copy={tmp_path}")
     assert line == "run.working_copy is for a run.output that is a URI, such as s3://bucket/runs"
+    line = refused(capsys, f"run.output=file://{tmp_path}", f"run.working_copy={tmp_path}")
+    assert line == "run.working_copy must be another folder than run.output"
     Path(tmp_path, "file").write_text("mine")
     line = refused(capsys, f"run.output={uri}", f"run.working_copy={tmp_path}/file")
     assert line.startswith(f"can't write to run.working_copy={tmp_path}/file")
