@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedray.errors import UserError
-from fedray.remote.fetching import as_folder, publish
+from fedray.remote.fetching import as_path, publish
 from fedray.util.uris import is_uri
 
 DESCRIPTION = """\
@@ -40,7 +40,7 @@ def _report(options: argparse.Namespace) -> int:
     named: str | None = options.folder
     if named is None:
         raise UserError("give the folder of a run, a sweep or a suite, as in: fedray report runs/fedavg-mnist")
-    folder = as_folder(named)
+    folder = as_path(named)
     page = _page(folder).html()
     path: Path = options.output or folder / "report.html"
     try:

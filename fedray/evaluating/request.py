@@ -10,10 +10,9 @@ from typing import Any
 
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
-from fedray.remote.fetching import as_folder
+from fedray.remote.fetching import as_path
 from fedray.tracking.folder import INPUTS, UNRECORDED
 from fedray.tracking.records import check_file
-from fedray.util.uris import above, is_uri, shown
 
 KEYS = (
     "data.", "task.", "model.", "train.precision", "run.seed",
@@ -62,7 +61,7 @@ def request_of(
     from Python: data, model, loss, metrics. ``split`` is test, train or validation. Raises :class:`UserError` if there
     is no such model, or if the configuration lacks something.
     """
-    path = _as_path(target)
+    path = as_path(target)
     if not path.exists():
         raise UserError(f"there is no run folder or file {target}")
     file = path / "model.safetensors" if path.is_dir() else path
@@ -87,13 +86,6 @@ def request_of(
     inputs, names = ({}, []) if base is not None else _inputs_and_classes(file.parent)
     same = values.get("data.source") == config.data.source and "data" not in objects
     return Request(file, config, notes, inputs if same else {}, names)
-
-
-def _as_path(target: str | Path) -> Path:
-    """Returns the path of ``target``, a folder or file or its URI. Of a URI the whole run is fetched."""
-    if isinstance(target, str) and is_uri(target) and shown(target).endswith(".safetensors"):
-        return as_folder(above(target)) / Path(shown(target)).name
-    return as_folder(target)
 
 
 def _read(path: str | Path) -> dict[str, Any]:

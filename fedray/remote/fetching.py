@@ -14,11 +14,10 @@ from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
 from fedray.remote.storage import Storage, in_parallel, reason_of
 from fedray.util.cache import cache_folder
 from fedray.util.files import sha256_of_file
-from fedray.util.uris import below, cache_name, is_uri, shown
+from fedray.util.uris import above, below, cache_name, is_uri, shown
 
 CHANGES = 10
 """How often a folder may change while it is read. After each change what is missing is read of the newer state."""
-
 
 PARTLY = "partly"
 """Stands in a folder for the name of a state of which some files are missing."""
@@ -97,16 +96,20 @@ def fetched(uri: str) -> Path:
         for old in [path.parent for path in folder.rglob(COMMIT)]:
             if old not in found:
                 shutil.rmtree(old)
-        for each, below in found.items():
-            fetch(below, each, _is_for_reading)
+        for each, there in found.items():
+            fetch(there, each, _is_for_reading)
     if not found:
         raise UserError(f"there is no run or sweep at {shown(uri)}")
     return folder
 
 
-def as_folder(named: str | Path) -> Path:
-    """Returns the folder with results that a user calls ``named``; what is at a URI is fetched (:func:`fetched`)."""
-    return fetched(named) if isinstance(named, str) and is_uri(named) else Path(named)
+def as_path(named: str | Path) -> Path:
+    """Returns the path of the folder of results, or of the file in one, that a user calls ``named``. Of a URI the whole
+    folder is fetched (:func:`fetched`)."""
+    if not (isinstance(named, str) and is_uri(named)):
+        return Path(named)
+    name = Path(shown(named)).name
+    return fetched(above(named)) / name if name.endswith((".safetensors", ".yaml")) else fetched(named)
 
 
 def publish(uri: str, folder: Path, paths: Iterable[Path]) -> list[str]:

@@ -42,7 +42,7 @@ class Mirror:
     """
 
     def __init__(self, uri: str, folder: Path, limit: float, say: Callable[[str], None], anew: bool) -> None:
-        self.uri, self.folder, self.limit, self.say, self.anew = uri, folder, limit, say, anew
+        self.folder, self.limit, self.say, self.anew = folder, limit, say, anew
         self.storage = Storage(uri)
         self.owner = Owner(self.storage)
         self.error: UserError | None = None
@@ -160,7 +160,7 @@ class Mirror:
         elif self._manifest is not None and self._manifest.commit not in local:
             if not local and scan(self.folder):
                 self.say(f"{where} has another state: {self.folder} is now {set_aside(self.folder)}")
-            self.say(f"fetching {where} ...")
+            self.say(f"{'another machine has gone on: ' if local else ''}fetching {where} ...")
             fetch(self.storage, self.folder)
 
     def _pass(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fedray.errors import UserError
 from fedray.util.files import replacement_of
-from fedray.util.uris import below, problem_of_uri, shown
+from fedray.util.uris import problem_of_uri, shown
 
 BLOCK = 8 << 20
 """The bytes of a file that are sent or received at a time."""
@@ -113,21 +114,23 @@ def reason_of(error: Exception) -> str:
 class Storage:
     """The files below ``uri``, whose names are relative paths with slashes. ``shown`` is the URI in messages.
 
-    A file is never visible half-written where the storage replaces objects as a whole (``replaces_whole``); elsewhere
-    it is after :meth:`move`. ``contact`` is shared by all folders of one run.
+    ``replaces_whole`` says whether the storage itself shows either the old or the new content of a file that is being
+    written, as storages of objects do. In others a file must be written under another name and then moved.
     """
 
-    def __init__(self, uri: str, contact: Contact | None = None) -> None:
-        self.uri, self.shown, self.contact = uri, shown(uri), contact or Contact()
+    def __init__(self, uri: str) -> None:
+        self.shown, self.contact = shown(uri), Contact()
         self._files, self._base = _file_system(uri)
         self.replaces_whole = self._files.type_name in ("s3", "gcs", "abfs")
 
     def below(self, *names: str) -> Storage:
-        """Returns the storage of the folder ``names`` below this one, with the same contact."""
-        return Storage(below(self.uri, *names), self.contact)
+        """Returns the storage of the folder ``names`` below this one, over the same connection."""
+        found = copy.copy(self)
+        found.shown, found._base = "/".join([self.shown, *names]), "/".join([self._base, *names])
+        return found
 
     def _path(self, name: str) -> str:
-        return f"{self._base}/{name}" if name else self._base
+        return f"{self._base}/{name}"
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of the file ``name``, or None if there is no such file."""

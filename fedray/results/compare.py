@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.errors import UserError, near_miss
-from fedray.remote.fetching import as_folder
+from fedray.remote.fetching import as_path
 from fedray.results.clients import outcome_of_clients
 from fedray.results.comparison import ComparisonTables, Environment
 from fedray.results.grouping import Group, group_runs, is_ignored
@@ -87,7 +87,7 @@ def compare(
         raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}")
     if last is not None and last < 1:
         raise UserError(f"--last must be at least 1, not {last}")
-    paths = tuple(map(as_folder, paths))
+    paths = tuple(map(as_path, paths))
     runs, left_out = _comparable(paths, any_version)
     if all(run.rows[AXES[x]].isna().all() for run in runs):
         raise UserError(f"--x {x}: no run has it")

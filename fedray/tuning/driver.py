@@ -14,6 +14,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import UserError
 from fedray.experiment.first_checks import check_first
+from fedray.remote.fetching import as_path
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
 from fedray.warning import PythonWarnings
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SweepResult:
     """What :func:`tune` returns for each sweep (search over hyper-parameters). The results are read from the sweep's
-    ``folder`` when they are asked for. ``interrupted`` is true if the user stopped the sweep before its end.
+    ``folder`` when they are asked for, or from ``uri`` if ``tune.output`` is one. ``interrupted`` is true if the user
+    stopped the sweep before its end.
 
     Example::
 
@@ -41,6 +43,7 @@ class SweepResult:
 
     folder: Path
     interrupted: bool = False
+    uri: str | None = None
 
     @property
     def trials(self) -> pd.DataFrame:
@@ -51,7 +54,7 @@ class SweepResult:
         """
         from fedray.tuning.report import trial_table
 
-        return trial_table(self.folder)
+        return trial_table(as_path(self.uri or self.folder))
 
     @property
     def best(self) -> list[Path]:
@@ -194,7 +197,7 @@ def run_sweeps(
             if failed := len(sweep.study.failed):
                 many = "s" if failed > 1 else ""
                 view.say(f"{sweep.name}: {failed} trial{many} failed; to try again: --retry-failed")
-        return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
+        return [SweepResult(sweep.folder, interrupted, sweep.spec.uri) for sweep in sweeps]
 
 
 def _run(

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedray.config import assign, expand, flat, load, plain, read, read_file
 from fedray.config.files import FOR_ALGORITHM
 from fedray.errors import UserError, near_miss
+from fedray.remote.fetching import fetched
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 from fedray.usercode.importing import short_name
-from fedray.util.uris import below, is_uri, local_folder
+from fedray.util.uris import above, below, is_uri, local_folder
 
 PACKAGE = Path(__file__).parent.parent
 SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (each / "tune_spaces").is_dir())
@@ -131,11 +132,16 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     (combinations of values for which a separate sweep is made).
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
-    be a sweep's folder, or a folder that holds folders of sweeps; then the sweeps are read from the files sweep.yaml
-    there. ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is not searched.
-    Raises :class:`UserError` if there is a mistake in the file or the overrides.
+    be a sweep's folder, or a folder that holds folders of sweeps, or the URI of one; then the sweeps are read from the
+    files sweep.yaml there. ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is
+    not searched. Raises :class:`UserError` if there is a mistake in the file or the overrides.
     """
     overrides = list(overrides)
+    if isinstance(space, str) and is_uri(space):
+        here = fetched(space)
+        return [
+            _at_uri(spec, below(space, *spec.folder.relative_to(here).parts)) for spec in read_sweeps(here, overrides)
+        ]
     path = None
     if not isinstance(space, Mapping):
         inside = [] if (Path(space) / RECORD).is_file() else sorted(Path(space).glob(f"*/{RECORD}"))
@@ -172,6 +178,13 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         specs.append(SweepSpec(f"{name}/{label}" if label else name, tune, settings, raw_space, first))
         _check(specs[-1])
     return specs
+
+
+def _at_uri(spec: SweepSpec, uri: str) -> SweepSpec:
+    """Returns ``spec``, which was read from a copy of the sweep's folder, as that of the sweep at ``uri``."""
+    for _ in spec.name.split("/"):
+        uri = above(uri)
+    return replace(spec, tune=spec.tune.model_copy(update={"output": uri}))
 
 
 def _choose_space(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:

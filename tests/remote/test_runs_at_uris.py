@@ -82,6 +82,10 @@ def test_commands_read_runs_at_uris(s3, tmp_path, monkeypatch, capsys):
     for name in Storage(one).names():
         Storage(one).delete(name)
     assert [len(group.runs) for group in compare(runs).environments[0].groups] == [1]
+    # the URI of its configuration is enough to go on with a run
+    other = below(runs, "seed-0")
+    assert main(["run", below(other, "config.yaml"), "run.rounds=3"]) == 0
+    assert json.loads(Storage(other).read("summary.json"))["rounds"] == 3
     nothing = s3.uri(f"{tmp_path.name}/nothing")
     assert refused(capsys, nothing, command="report", base=[]) == f"there is no run or sweep at {nothing.split('?')[0]}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -75,9 +74,8 @@ def test_a_killed_sweep_goes_on_from_another_machine(s3, space, tmp_path, monkey
     names = Storage(uri).names()
     assert not any("checkpoints" in name or "owner.json" in name for name in names)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(os.path.dirname(sys.modules["sweeps_on_ray"].__file__))
-    words = [str(space), f"tune.output={uri}", "tune.name=s", "tune.trials=4", "--report"]
-    assert main(["tune", *words]) == 0
+    # the sweep is found there without its space file
+    assert main(["tune", below(uri, "s"), "--report"]) == 0
     assert f"wrote s3://bucket/{tmp_path.name}/s/report/trials.csv" in capsys.readouterr().out
     assert Storage(below(uri, "s")).read("report/trials.csv").count(b"\n") == 5
 
