@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from fedray.experiment.first_checks import check_first
 from fedray.tracking.progress import Display, number_text
 from fedray.tracking.result import RunResult
 from fedray.util.loading import collector_paused
+from fedray.util.uris import below, is_uri
 from fedray.warning import WARNING, PythonWarnings
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from fedray.experiment.custom import CustomObjects
     from fedray.experiment.experiment import Experiment
     from fedray.experiment.placement import Device, Surroundings
+    from fedray.remote.mirror import Mirror
 
 
 def simulate(
@@ -174,29 +178,49 @@ def run_experiment(
     custom: Callable[[], CustomObjects],
     callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
     display: Display | None = None,
+    tidy: Callable[[RunResult], None] = lambda result: None,
 ) -> RunResult:
     """Runs an experiment from its configuration ``settings`` and returns the result. :func:`simulate` calls it after it
     has checked its arguments, and a sweep calls it for each run of a trial.
+
+    ``tidy(result)`` is called at the end, and may remove files of the run that are not needed any more, before the last
+    ones are sent to where ``run.output`` is if it is a URI.
 
     ``custom()`` returns the user's objects. It is called, and torch is imported, while Ray starts, because each of the
     three takes seconds. If Ray can't be started and the user did not ask for it, the run goes on without Ray.
     ``display`` shows the progress; None shows nothing.
     """
     display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)
-    try:
-        result = _run_with_ray(settings, custom, watching, display)
-    except RayNotStarted as error:
-        if settings.engine.asks_for_ray:
-            raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
-        display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
-        local = settings.engine.model_copy(update={"kind": "local"})
-        result = _run_with_ray(settings.model_copy(update={"engine": local}), custom, watching, display)
-    display.say(_line_about_end(result))
+    with _mirrored(settings, display.say) as mirror:
+        try:
+            result = _run_with_ray(settings, custom, watching, display, mirror)
+        except RayNotStarted as error:
+            if settings.engine.asks_for_ray:
+                raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
+            display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
+            local = settings.engine.model_copy(update={"kind": "local"})
+            result = _run_with_ray(settings.model_copy(update={"engine": local}), custom, watching, display, mirror)
+        tidy(result)
+        display.say(_line_about_end(result))
     return result
 
 
+def _mirrored(settings: Config, say: Callable[[str], None]) -> AbstractContextManager[Mirror | None]:
+    """Returns the context that keeps ``run.output`` up to date if it is a URI. Its value is the mirror, or None."""
+    run, name = settings.run, run_name(settings, settings.data.source)
+    if not is_uri(run.output):
+        return contextlib.nullcontext()
+    from fedray.remote.mirror import mirrored
+
+    return mirrored(below(run.output, name), run.place / name, run.output_timeout, say, anew=run.resume is False)
+
+
 def _run_with_ray(
-    settings: Config, custom: Callable[[], CustomObjects], callbacks: Callbacks, display: Display
+    settings: Config,
+    custom: Callable[[], CustomObjects],
+    callbacks: Callbacks,
+    display: Display,
+    mirror: Mirror | None,
 ) -> RunResult:
     """Runs an experiment and returns its result. Connects to Ray first if the experiment runs on Ray.
 
@@ -204,7 +228,7 @@ def _run_with_ray(
     """
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
         experiment, engine = _prepared(settings, custom, display, start)
-        return _run(experiment, engine, start, callbacks, display)
+        return _run(experiment, engine, start, callbacks, display, mirror)
 
 
 def _prepared(
@@ -248,7 +272,7 @@ def _line_about_end(result: RunResult) -> str:
 def _will_run_on_ray(settings: Config) -> bool:
     """Returns whether Ray should be started right away. A run that is finished already, or that uses another engine,
     needs no Ray."""
-    finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
+    finished = settings.run.place / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
@@ -298,6 +322,7 @@ def _run(
     start: RayStart,
     callbacks: Callbacks,
     display: Display,
+    mirror: Mirror | None,
 ) -> RunResult:
     from fedray.engine.driver import Driver
     from fedray.tracking.folder import RunFolder
@@ -323,6 +348,8 @@ def _run(
         callbacks.start(RunStart(folder.path, experiment.config, done, experiment.rounds))
 
     with interruptible(display.say, "stopping after this round") as stopping:
+        if mirror is not None:
+            mirror.on_failure(stopping)
         driver = Driver(
             say=display.say,
             started=started,

@@ -14,6 +14,10 @@ class UserError(ValueError):
     """
 
 
+class OutputLost(UserError):
+    """Raised if the results of a run can't be sent to where ``run.output`` is. They are on the run's machine."""
+
+
 class RayNotStarted(UserError):
     """Raised if Ray can't be started on this machine, for example because the machine is too busy."""
 

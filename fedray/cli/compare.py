@@ -12,7 +12,8 @@ from fedray.results.measure import AXES
 DESCRIPTION = """\
 Compare runs that have ended: what they reached, and what that took.
 
-Each folder is one of a run, or one with folders of runs below it. Runs that
+Each folder is one of a run, or one with folders of runs below it, or a URI such
+as s3://bucket/runs. Runs that
 differ in their seeds alone are one group, a row of the tables and a line of
 the pictures. Runs on other data, partitions or models stand in tables and
 pictures of their own, because they can't be compared. --by says which keys
@@ -35,7 +36,7 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", nargs="*", metavar="RUN | FOLDER", type=Path)
+    parser.add_argument("folders", nargs="*", metavar="RUN | FOLDER")
     by = "a key that tells groups apart; may be given several times"
     parser.add_argument("--by", metavar="KEY", action="append", default=[], help=by)
     parser.add_argument("--x", default="rounds", metavar="AXIS", help=f"what curves are drawn over: {', '.join(AXES)}")

@@ -8,12 +8,13 @@ from typing import Any
 
 from fedray.errors import UserError
 from fedray.evaluating import SPLITS
+from fedray.util.uris import is_uri
 
 DESCRIPTION = """\
 Evaluate a saved model: its loss and metrics, those of each class and each
 client, and the confusion matrix.
 
-A run's folder stands for its final model. A file in it, such as
+A run's folder, or its URI, stands for its final model. A file in it, such as
 model-best.safetensors, is evaluated by the run's configuration too. For a file
 from elsewhere, say what it is: model.name=... data.source=...
 
@@ -38,7 +39,9 @@ def add_parser(commands: Any) -> None:
         "--split", choices=SPLITS, default="test", help="the samples: test (default), train, validation"
     )
     parser.add_argument(
-        "--output", metavar="DIR", help="folder of the results; unless set, one in evaluations/ beside the model"
+        "--output",
+        metavar="DIR",
+        help="folder of the results; unless set, one in evaluations/, beside the model or, if that has a URI, here",
     )
     parser.add_argument(
         "--features", metavar="N", type=int, default=0,
@@ -48,7 +51,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    words = [word for word in options.settings if "=" not in word or Path(word).exists()]
+    words = [word for word in options.settings if "=" not in word or Path(word).exists() or is_uri(word)]
     overrides = [word for word in options.settings if word not in words]
     if not words or len(words) > 2:
         given = f"; not {' '.join(words)}" if words else ""
@@ -65,7 +68,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     )
     for line in lines(found):
         print(line)
-    folder = Path(options.output) if options.output else default_folder(found)
+    beside = Path("evaluations") if is_uri(words[0]) else found.folder
+    folder = Path(options.output) if options.output else default_folder(found, beside)
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")
     if options.features and "tsne.png" not in names:

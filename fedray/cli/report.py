@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedray.errors import UserError
+from fedray.remote.fetching import as_path, publish
+from fedray.util.uris import is_uri
 
 DESCRIPTION = """\
 Make a page about a run, a sweep or a suite: tables and pictures in one file,
@@ -27,7 +29,7 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN | SWEEP | SUITE", type=Path, nargs="?", help="its folder")
+    parser.add_argument("folder", metavar="RUN | SWEEP | SUITE", nargs="?", help="its folder, or the URI of that")
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; report.html in the folder unless given")
     parser.set_defaults(function=_report)
 
@@ -35,16 +37,17 @@ def add_parser(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> int:
     from fedray.util.files import write_whole
 
-    folder: Path | None = options.folder
-    if folder is None:
+    named: str | None = options.folder
+    if named is None:
         raise UserError("give the folder of a run, a sweep or a suite, as in: fedray report runs/fedavg-mnist")
+    folder = as_path(named)
     page = _page(folder).html()
     path: Path = options.output or folder / "report.html"
     try:
         write_whole(path, page)
     except OSError as error:
         raise UserError(f"can't write {path}: {error.strerror or error}") from None
-    print(f"wrote {path}")
+    print(f"wrote {path if options.output or not is_uri(named) else publish(named, folder, [path])[0]}")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from fedray.cli import listing
@@ -62,6 +61,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _rerun(options: argparse.Namespace) -> int:
     from fedray.cli.rerun import rerun
+    from fedray.remote.fetching import as_path
     from fedray.tracking.progress import Display
 
     if options.print_config:
@@ -71,7 +71,7 @@ def _rerun(options: argparse.Namespace) -> int:
     files, overrides = split(options.settings)
     if files:
         raise UserError(f"--from-trial has the trial's own configuration: no file beside it, not {files[0]}")
-    done = rerun(Path(options.from_trial), overrides, verbose=True)
+    done = rerun(as_path(options.from_trial), overrides, verbose=True)
     for each in done:
         verdict = (
             f"{', '.join(each.differ)} differ" if each.differ else "identical" if each.rounds else "none to compare"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fedray.config import Config, load
 from fedray.errors import UserError
+from fedray.util.uris import is_uri
 
 RESULTS = (
     "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged, "
@@ -24,9 +25,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits the words of a command line into files and overrides. Returns two lists: the words without "=", which name
-    files, and the words ``key=value``."""
-    return [text for text in settings if "=" not in text], [text for text in settings if "=" in text]
+    """Splits the words of a command line into files and overrides. Returns two lists: the words without "=" and the
+    URIs, which name files, and the words ``key=value``."""
+    files = [text for text in settings if "=" not in text or is_uri(text)]
+    return files, [text for text in settings if text not in files]
 
 
 def load_settings(settings: Sequence[str]) -> Config:

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.cli import listing
@@ -14,6 +15,7 @@ from fedray.errors import UserError
 
 if TYPE_CHECKING:
     from fedray.tuning.spec import SweepSpec
+    from fedray.tuning.suite import Suite
 
 
 def add_parser(commands: Any) -> None:
@@ -91,25 +93,29 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _report(specs: Sequence[SweepSpec]) -> int:
+    from fedray.remote.fetching import publish
+    from fedray.tuning.outputs import fetched_sweep
     from fedray.tuning.recorded import check_record
     from fedray.tuning.report import write_report
 
-    for spec in specs:
+    here = [fetched_sweep(spec) for spec in specs]
+    for spec in here:
         check_record(spec)
-    for spec in specs:
-        print("\n".join(f"wrote {path}" for path in write_report(spec)))
+    for asked, spec in zip(specs, here, strict=True):
+        paths = write_report(spec)
+        places = paths if asked.uri is None else publish(asked.uri, spec.folder, paths)
+        print("\n".join(f"wrote {place}" for place in places))
     return 0
 
 
 def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
     from fedray.tuning.suite import read_suite, run_suite
-    from fedray.tuning.suite_table import write_suite
     from fedray.tuning.view import View
 
     suite = read_suite(options.suite, overrides)
     if options.report:
         _report(suite.specs)
-        print("\n".join(f"wrote {path}" for path in write_suite(suite)))
+        print("\n".join(f"wrote {place}" for place in _write(suite)[1]))
         return 0
     view = View()
     view.say("fedray: loading ...")
@@ -117,9 +123,21 @@ def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
     if status == "interrupted":
         view.say("to go on, give the same command again")
         return EXIT_INTERRUPTED
-    written = write_suite(suite)
+    written, places = _write(suite)
     view.say(written[1].read_text(encoding="utf-8").rstrip())
-    view.say(f"wrote {', '.join(map(str, written))}")
+    view.say(f"wrote {', '.join(places)}")
     if status == "incomplete":
         print("fedray: the table lacks runs: an algorithm has no winner, or a winner's run failed", file=sys.stderr)
     return 1 if status == "incomplete" else 0
+
+
+def _write(suite: Suite) -> tuple[list[Path], list[str]]:
+    """Writes the tables of ``suite`` into its folder, and to its URI if it has one. Returns the paths of the files
+    here, and the names of their places for the user."""
+    from fedray.remote.fetching import publish
+    from fedray.tuning.suite import fetched_suite
+    from fedray.tuning.suite_table import write_suite
+
+    here = fetched_suite(suite)
+    paths = write_suite(here)
+    return paths, [*map(str, paths)] if suite.uri is None else publish(suite.uri, here.folder, paths)

@@ -21,6 +21,7 @@ from fedray.config.sections import ALGORITHM, Config
 from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest, near_miss
 from fedray.usercode.importing import short_name
+from fedray.util.uris import is_uri
 
 OPTION = r"(algorithm|model)\.\w+"
 """The form of keys that an algorithm or model may add. This module does not know which keys those are."""
@@ -72,7 +73,8 @@ def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
-    """Reads a configuration, which is a mapping, the path of a YAML file or None, without checking its keys.
+    """Reads a configuration, which is a mapping, the path of a YAML file, the URI of the config.yaml of a run, or None,
+    without checking its keys.
 
     Returns it as nested sections (``{"train": {"lr": 0.1}}``), and the text with which messages about it begin. This
     text names the file and the files that it extends. It is empty if ``config`` is not a file.
@@ -81,6 +83,11 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
         return {}, ""
     if isinstance(config, Mapping):
         return _expand_all(config), ""
+    if isinstance(config, str) and is_uri(config):
+        # imported here because few configurations are at a URI
+        from fedray.remote.fetching import as_path
+
+        config = as_path(config)
     try:
         values, (_, *extended) = read_extended(Path(config), lambda path: _expand_all(read_file(path)))
     except RecursionError:

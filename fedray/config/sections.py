@@ -7,6 +7,7 @@ immediately.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -16,6 +17,7 @@ from fedray.config.model import ModelConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Natural, Positive, Real, Section, Whole, in_message
 from fedray.usercode.extensions import Entry
+from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
 ALGORITHM = "pfedmo"
 """The default algorithm."""
@@ -46,7 +48,16 @@ class RunConfig(Section):
 
     name: str | None = Field(None, description="name of the run folder; <algorithm>-<source> unless set")
     seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything; data.seed sets that of the partition apart")
-    output: str = Field("runs/", description="folder in which the run folder is made")
+    output: str = Field(
+        "runs/",
+        description="folder in which the run folder is made; or its URI, such as s3://bucket/runs (tracking/README)",
+    )
+    working_copy: str | None = Field(
+        None, description="folder here in which a run works whose run.output is a URI; in the user's cache unless set"
+    )
+    output_timeout: Real = Field(
+        600.0, gt=0, description="seconds after which a run ends if a URI does not answer; what it has made stays here"
+    )
     rounds: Whole | None = Field(None, ge=1, description=f"rounds R ({ROUNDS} unless run.iterations is set)")
     iterations: Whole | None = Field(None, ge=1, description="local iterations T: rounds = T // train.local_steps")
     eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
@@ -99,12 +110,32 @@ class RunConfig(Section):
     @field_validator("output")
     @classmethod
     def _check_output(cls, output: str) -> str:
-        if "://" in output:
-            raise ValueError(f"must be a local folder, not {in_message(output)}; copy the run folder there afterwards")
+        if is_uri(output) and (problem := problem_of_uri(output)):
+            raise ValueError(problem)
         return output
 
+    @property
+    def place(self) -> Path:
+        """The folder on this machine in which the run folder is made: ``output``, or the working copy of a URI."""
+        return local_folder(self.output, self.working_copy)
+
+    @property
+    def place_setting(self) -> str:
+        """The key that decides :attr:`place`, with its value, for messages."""
+        return f"run.{'working_copy' if is_uri(self.output) else 'output'}={self.place}"
+
+    def with_fixed_place(self) -> RunConfig:
+        """Returns a copy that means the same folder in every process of this machine, whatever its working directory
+        and environment are."""
+        key = "working_copy" if is_uri(self.output) else "output"
+        return self.model_copy(update={key: str(self.place.absolute())})
+
     @model_validator(mode="after")
-    def _check_lengths(self) -> RunConfig:
+    def _check_alternatives(self) -> RunConfig:
+        if self.working_copy is not None and not is_uri(self.output):
+            raise ValueError("run.working_copy is for a run.output that is a URI, such as s3://bucket/runs")
+        if is_folder(self.output, self.place):
+            raise ValueError("run.working_copy must be another folder than run.output")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
         if not self.eval_every and (self.stop_at is not None or self.patience is not None):

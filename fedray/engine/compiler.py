@@ -11,10 +11,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedray.data.storage.cache import cache_folder
 from fedray.engine.process import describe
 from fedray.errors import UserError, first_sentence
 from fedray.gradients.compiled import USER_FOLDER
+from fedray.util.cache import cache_folder
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable that tells torch's compiler in which folder to keep compiled code."""

@@ -90,14 +90,14 @@ def output_of(found: Evaluation) -> Output:
     return Output("evaluation", MARK, identity)
 
 
-def default_folder(found: Evaluation) -> Path:
-    """Returns the folder into which an evaluation is written if the user names none, such as ``evaluations/mnist-test``
-    beside the model.
+def default_folder(found: Evaluation, beside: Path) -> Path:
+    """Returns the folder into which an evaluation is written if the user names none, such as ``mnist-test`` in the
+    folder ``beside``.
 
     The folder does not exist yet, or holds an older result of the same evaluation. If another evaluation has taken the
     name, a number is added to it.
     """
-    return output_of(found).folder_for(found.folder / plain(f"{found.source}-{found.split}"))
+    return output_of(found).folder_for(beside / plain(f"{found.source}-{found.split}"))
 
 
 def write(found: Evaluation, folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
+from fedray.remote.fetching import as_path
 from fedray.tracking.folder import INPUTS, UNRECORDED
 from fedray.tracking.records import check_file
 
@@ -60,7 +61,7 @@ def request_of(
     from Python: data, model, loss, metrics. ``split`` is test, train or validation. Raises :class:`UserError` if there
     is no such model, or if the configuration lacks something.
     """
-    path = Path(target)
+    path = as_path(target)
     if not path.exists():
         raise UserError(f"there is no run folder or file {target}")
     file = path / "model.safetensors" if path.is_dir() else path

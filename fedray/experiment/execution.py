@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from fedray.config import Config
 from fedray.experiment.backend import gradient_graph, in_stacks, is_compiled, is_replayed
@@ -48,7 +47,7 @@ def execution_stage(
     A run that is resumed keeps what it began with. ``around`` answers questions about the machines of the run. Raises
     :class:`UserError` if the user asks for something that is not possible on these machines or with this model.
     """
-    data, folder = stage.data, Path(config.run.output) / stage.run_name
+    data, folder = stage.data, config.run.place / stage.run_name
     device, placed, notes = place(config.engine, folder, around.device)
     check_precision(config.train.precision, device, model.module, model.name, model.task, *data.examples(2))
     vectorize, chunk, line_on_stacks = in_stacks(config.engine, device, data, training, model)

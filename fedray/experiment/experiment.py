@@ -18,7 +18,9 @@ from fedray.core.upload import UploadStep
 from fedray.experiment.making import ModelMaker
 from fedray.models.inspection import ModelFacts
 
-NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given", "run.callbacks"}
+NOT_HYPER_PARAMETERS = {
+    "run.name", "run.output", "run.working_copy", "run.output_timeout", "run.resume", "run.given", "run.callbacks"
+}  # fmt: skip
 """Keys that do not count as hyper-parameters even if the user sets them, because they do not change the result."""
 
 

@@ -17,6 +17,7 @@ from fedray.data.sources.registry import check_source
 from fedray.errors import UserError
 from fedray.usercode.extensions import check_entry
 from fedray.usercode.importing import check_user_object, is_user_defined
+from fedray.util.uris import is_uri
 
 
 def check_first(config: Config, custom: Collection[str] = ()) -> None:
@@ -38,7 +39,7 @@ def check_first(config: Config, custom: Collection[str] = ()) -> None:
     weights = config.model.weights
     if weights is not None and not Path(weights).exists():
         raise UserError(f"model.weights: can't read {weights}: No such file or directory")
-    _check_output(config)
+    _check_output(config, custom)
 
 
 def _check_extensions(config: Config) -> None:
@@ -93,8 +94,10 @@ def _check_name(name: str, key: str, module: str, find: str) -> None:
         getattr(importlib.import_module(f"fedray.{module}"), find)(name)
 
 
-def _check_output(config: Config) -> None:
-    folder = Path(config.run.output, run_name(config, config.data.source))
+def _check_output(config: Config, custom: Collection[str]) -> None:
+    if is_uri(config.run.output) and "data" in custom and not config.run.name:
+        raise UserError(f"run.output={config.run.output} needs run.name, because the data have no name of their own")
+    folder = config.run.place / run_name(config, config.data.source)
     try:
         os.fsencode(folder)
     except UnicodeEncodeError:
@@ -106,4 +109,4 @@ def _check_output(config: Config) -> None:
     effective = os.access in os.supports_effective_ids
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):
         reason = "Permission denied" if above.is_dir() else "Not a directory"
-        raise UserError(f"can't write to run.output={config.run.output}: {reason}")
+        raise UserError(f"can't write to {config.run.place_setting}: {reason}")

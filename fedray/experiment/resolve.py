@@ -81,8 +81,9 @@ def resolve_data(config: Config, map_all: MapAll = map_arrays) -> DataStage:
 
 
 def dump(config: Config) -> str:
-    """Returns a resolved configuration as the text of a YAML file, which becomes config.yaml in the run's folder."""
-    return dump_yaml(config.model_dump(mode="json"))
+    """Returns a resolved configuration as the text of a YAML file, which becomes config.yaml in the run's folder. Where
+    the run works on this machine is no part of it."""
+    return dump_yaml(config.model_dump(mode="json", exclude={"run": {"working_copy"}}))
 
 
 def _experiment(

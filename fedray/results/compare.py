@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.errors import UserError, near_miss
+from fedray.remote.fetching import as_path
 from fedray.results.clients import outcome_of_clients
 from fedray.results.comparison import ComparisonTables, Environment
 from fedray.results.grouping import Group, group_runs, is_ignored
@@ -64,7 +65,7 @@ def compare(
         print(found.table[["group", "final", "final_margin"]], found.environments[0].notes)
 
     Args:
-        paths: run folders, or folders that contain run folders at any depth.
+        paths: run folders, or folders that contain run folders at any depth; also their URIs.
         by: dotted keys that distinguish the groups of an environment. By default these are all keys except the ones
             about data, task and model (:func:`~fedray.results.grouping.group_runs`).
         x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds`` or
@@ -86,6 +87,7 @@ def compare(
         raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}")
     if last is not None and last < 1:
         raise UserError(f"--last must be at least 1, not {last}")
+    paths = tuple(map(as_path, paths))
     runs, left_out = _comparable(paths, any_version)
     if all(run.rows[AXES[x]].isna().all() for run in runs):
         raise UserError(f"--x {x}: no run has it")

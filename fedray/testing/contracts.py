@@ -350,7 +350,7 @@ def _open_run(
 def _result(experiment: Experiment) -> RunResult:
     """Returns the result of a run that was made without :func:`simulate`, read from its folder."""
     run = experiment.config.run
-    return RunResult(Path(run.output) / str(run.name), experiment.module)
+    return RunResult(run.place / str(run.name), experiment.module)
 
 
 def _vector(run: RunResult) -> np.ndarray:

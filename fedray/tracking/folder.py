@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from fedray.errors import UserError
 from fedray.tracking.failure import has_failed
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tracking.records import PartsDigest, RowsDigest
-from fedray.util.files import replacement_of, room_for
+from fedray.util.files import free_name, replacement_of, room_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +36,8 @@ RESULT_KEYS_OF_ENGINE = (
     "threads", "portable_bits", "device", "server_gpus", "channels_last", "vectorize", "compile",
 )  # fmt: skip
 IGNORED = (
-    "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds", "run.callbacks",
+    "run.output", "run.working_copy", "run.output_timeout", "run.checkpoint_every", "run.keep_checkpoints",
+    "run.resume", "run.rounds", "run.callbacks",
     # the data, model and weights behind these keys are compared directly
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip
@@ -67,7 +67,8 @@ class FoundRun:
 
 
 class RunFolder:
-    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
+    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``, or the working copy of it
+    if ``run.output`` is a URI.
 
     ``inputs`` are the digests, by name, of everything else that the run depends on, such as the data. ``defaults`` are
     the values that null stands for in the configuration, by dotted key.
@@ -78,7 +79,7 @@ class RunFolder:
     ) -> None:
         self.config, self.inputs, self.defaults = config, inputs, defaults
         assert config.run.name is not None
-        self.path = Path(config.run.output) / config.run.name
+        self.path = config.run.place / config.run.name
         self.checkpoints = self.path / "checkpoints"
 
     def look(self) -> FoundRun:
@@ -133,7 +134,7 @@ class RunFolder:
                 busy = "is being written by another run; choose another run.name"
                 stack.enter_context(folder_lock(self.path, busy, say, patience))
             except OSError as error:
-                raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
+                raise UserError(f"can't write to {self.config.run.place_setting}: {error.strerror}") from None
             yield
 
     def prepare(self) -> None:
@@ -143,8 +144,7 @@ class RunFolder:
         """
         try:
             if self.config.run.resume is False and self.path.exists():
-                names = (self.path.with_name(f"{self.path.name}.bak-{number}") for number in itertools.count(1))
-                self.path.rename(next(name for name in names if not name.exists()))
+                self.path.rename(free_name(self.path))
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
             probe.touch()

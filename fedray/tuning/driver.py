@@ -14,6 +14,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import UserError
 from fedray.experiment.first_checks import check_first
+from fedray.remote.fetching import as_path
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
 from fedray.warning import PythonWarnings
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from fedray.algorithms import Algorithm
     from fedray.experiment.custom import CustomObjects
+    from fedray.remote.mirror import Mirror
     from fedray.tuning.sweep import Sweep
     from fedray.tuning.trial_source import TrialSource
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SweepResult:
     """What :func:`tune` returns for each sweep (search over hyper-parameters). The results are read from the sweep's
-    ``folder`` when they are asked for. ``interrupted`` is true if the user stopped the sweep before its end.
+    ``folder`` when they are asked for, or from ``uri`` if ``tune.output`` is one. ``interrupted`` is true if the user
+    stopped the sweep before its end.
 
     Example::
 
@@ -40,6 +43,7 @@ class SweepResult:
 
     folder: Path
     interrupted: bool = False
+    uri: str | None = None
 
     @property
     def trials(self) -> pd.DataFrame:
@@ -50,7 +54,7 @@ class SweepResult:
         """
         from fedray.tuning.report import trial_table
 
-        return trial_table(self.folder)
+        return trial_table(as_path(self.uri or self.folder))
 
     @property
     def best(self) -> list[Path]:
@@ -174,9 +178,11 @@ def run_sweeps(
     sweeps' own trials. A suite uses this to run the winner of each sweep on fresh seeds.
     """
     from fedray.tuning.opening import open_sweep
+    from fedray.tuning.outputs import mirrored_sweep
     from fedray.tuning.trial_source import CombinedTrialSource
 
     with contextlib.ExitStack() as stack:
+        mirrors = [stack.enter_context(mirrored_sweep(spec, view.say)) for spec in specs if spec.uri is not None]
         sweeps = [stack.enter_context(open_sweep(spec, custom, view.say)) for spec in specs]
         for sweep in sweeps:
             sweep.view = view
@@ -185,18 +191,25 @@ def run_sweeps(
             if sweep.finished:
                 view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
         source = CombinedTrialSource([*sweeps, *further_sources(sweeps)])
-        interrupted = not source.exhausted and _run(sweeps, source, custom, start, view)
+        interrupted = not source.exhausted and _run(sweeps, source, custom, start, view, mirrors)
         for sweep in sweeps:
             sweep.write_best()
             if failed := len(sweep.study.failed):
                 many = "s" if failed > 1 else ""
                 view.say(f"{sweep.name}: {failed} trial{many} failed; to try again: --retry-failed")
-        return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
+        return [SweepResult(sweep.folder, interrupted, sweep.spec.uri) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, start: RayStart, view: View) -> bool:
+def _run(
+    sweeps: Sequence[Sweep],
+    source: TrialSource,
+    custom: CustomObjects,
+    start: RayStart,
+    view: View,
+    mirrors: Sequence[Mirror],
+) -> bool:
     """Runs the trials of ``source``, which combines the trials of ``sweeps`` and of further sources, such as a suite's
-    final runs.
+    final runs. They stop if one of ``mirrors`` fails.
 
     Returns whether the user interrupted the trials.
     """
@@ -233,6 +246,8 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, st
     from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values(), *custom.callbacks)
     ship_user_code([thing for thing in from_user if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
+        for mirror in mirrors:
+            mirror.on_failure(stopping)
         view.start(sweeps)
         try:
             run_trials(source, bundles, concurrent, custom, engine.start_timeout, stopping)

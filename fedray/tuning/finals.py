@@ -104,7 +104,8 @@ class FinalRuns:
         folder = self._run_folder(seed)
         run = merge_settings(self.sweep.base, sampled_values(self.sweep.study.best()[0]))
         run = merge_settings(run, self.final.changed) | dict(self.sweep.engine)
-        run |= {"run.output": str(folder.parent), "run.name": folder.name, "run.seed": seed, "run.resume": "auto"}
+        run |= self.sweep.spec.output_keys(folder.parent)
+        run |= {"run.name": folder.name, "run.seed": seed, "run.resume": "auto"}
         # the budget is infinite, so that no round reaches a step and these runs are never pruned
         return Assignment(str(seed), [run], "train_loss", "rounds", math.inf)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,7 @@ from fedray.tuning.spec import RECORD, SweepSpec, merge_settings, read_record
 from fedray.tuning.storage import JOURNAL, has_study, hold_study, open_storage, storage_of, study_name
 from fedray.tuning.study import Study
 from fedray.tuning.sweep import Sweep
-from fedray.util.files import write_whole
+from fedray.util.files import free_name, write_whole
 from fedray.warning import WARNING
 
 TRIALS = 30
@@ -236,8 +235,7 @@ def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
     if resume is True:
         raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
     if resume is False and folder.exists():
-        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
-        folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
+        folder.rename(free_name(folder))
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
     return False

@@ -13,7 +13,7 @@ from fedray.tracking.folder import keys_that_differ, names_that_differ
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import RECORD, SweepSpec, read_record
 
-MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "resume")
+MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "working_copy", "resume")
 """The keys of TuneConfig that may change when a sweep is continued."""
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedray.config import Auto, Section, Whole, check, expand, flat
 from fedray.errors import UserError, near_miss
+from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
 COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "wall_seconds")
 """The costs that ``tune.objective`` may name: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
@@ -56,7 +57,12 @@ class TuneConfig(Section):
     """The keys ``tune.*`` of a space file, with their types and defaults: how a sweep searches its space."""
 
     name: str | None = Field(None, description="name of the sweep's folder; the space file's unless set")
-    output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
+    output: str = Field(
+        "sweeps/", description="folder in which the sweep's folder is made; or its URI, such as s3://bucket/sweeps"
+    )
+    working_copy: str | None = Field(
+        None, description="folder on every node in which a sweep works whose output is a URI; in the cache unless set"
+    )
     space: str | None = Field(None, description="which of the file's spaces; unless set, the only one, else wide")
     objective: dict[str, Literal["max", "min"]] = Field(
         {},
@@ -95,10 +101,22 @@ class TuneConfig(Section):
     @field_validator("output")
     @classmethod
     def _folder(cls, output: str) -> str:
+        if is_uri(output):
+            if problem := problem_of_uri(output):
+                raise ValueError(problem)
+            return output
         parts = Path(output).absolute().parts
-        if "://" in output or not output.isprintable() or any(len(part.encode()) > 255 for part in parts):
-            raise ValueError(f"must be a local folder, not {output!r}")
+        if not output.isprintable() or any(len(part.encode()) > 255 for part in parts):
+            raise ValueError(f"must be a folder or its URI, not {output!r}")
         return output
+
+    @model_validator(mode="after")
+    def _check_working_copy(self) -> TuneConfig:
+        if self.working_copy is not None and not is_uri(self.output):
+            raise ValueError("tune.working_copy is for a tune.output that is a URI, such as s3://bucket/sweeps")
+        if is_folder(self.output, local_folder(self.output, self.working_copy)):
+            raise ValueError("tune.working_copy must be another folder than tune.output")
+        return self
 
 
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:

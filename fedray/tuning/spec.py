@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedray.config import assign, expand, flat, load, plain, read, read_file
 from fedray.config.files import FOR_ALGORITHM
 from fedray.errors import UserError, near_miss
+from fedray.remote.fetching import fetched
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 from fedray.usercode.importing import short_name
+from fedray.util.uris import above, below, is_uri, local_folder
 
 PACKAGE = Path(__file__).parent.parent
 SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (each / "tune_spaces").is_dir())
@@ -32,7 +34,7 @@ SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (eac
 RECORD = "sweep.yaml"
 """The file in a sweep's folder that records what the sweep does. It has the form of a space file."""
 
-DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
+DECIDED = ("run.name", "run.output", "run.working_copy", "run.resume", "run.eval_test")
 """The keys that the sweep itself sets for each trial. A space file must not set them."""
 
 OF_ALL_TRIALS = (
@@ -82,7 +84,7 @@ class SweepSpec:
     def record(self) -> dict[str, Any]:
         """Returns the content of sweep.yaml, the file in the sweep's folder from which the same sweep can be continued:
         a dict of the form of a space file, with the sections base, spaces, first and tune."""
-        tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
+        tune = self.tune.model_dump(mode="json", exclude={"name", "output", "working_copy", "resume"})
         return {
             "base": dict(self.base),
             "spaces": {str(self.tune.space): dict(self.raw_space)},
@@ -92,7 +94,20 @@ class SweepSpec:
 
     @property
     def folder(self) -> Path:
-        return Path(self.tune.output).absolute() / self.name
+        return local_folder(self.tune.output, self.tune.working_copy).absolute() / self.name
+
+    @property
+    def uri(self) -> str | None:
+        """The URI of the sweep's folder if ``tune.output`` is one, and otherwise None."""
+        return below(self.tune.output, *self.name.split("/")) if is_uri(self.tune.output) else None
+
+    def output_keys(self, folder: Path) -> dict[str, Any]:
+        """Returns the keys that make a run work in ``folder``, which is in the sweep's folder. If that has a URI, the
+        run keeps its part of it up to date itself, because it may be on another node."""
+        if self.uri is None:
+            return {"run.output": str(folder)}
+        parts = folder.relative_to(self.folder).parts
+        return {"run.output": below(self.uri, *parts), "run.working_copy": str(folder)}
 
     @property
     def has_begun(self) -> bool:
@@ -117,11 +132,16 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     (combinations of values for which a separate sweep is made).
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
-    be a sweep's folder, or a folder that holds folders of sweeps; then the sweeps are read from the files sweep.yaml
-    there. ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is not searched.
-    Raises :class:`UserError` if there is a mistake in the file or the overrides.
+    be a sweep's folder, or a folder that holds folders of sweeps, or the URI of one; then the sweeps are read from the
+    files sweep.yaml there. ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is
+    not searched. Raises :class:`UserError` if there is a mistake in the file or the overrides.
     """
     overrides = list(overrides)
+    if isinstance(space, str) and is_uri(space):
+        here = fetched(space)
+        return [
+            _at_uri(spec, below(space, *spec.folder.relative_to(here).parts)) for spec in read_sweeps(here, overrides)
+        ]
     path = None
     if not isinstance(space, Mapping):
         inside = [] if (Path(space) / RECORD).is_file() else sorted(Path(space).glob(f"*/{RECORD}"))
@@ -158,6 +178,13 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         specs.append(SweepSpec(f"{name}/{label}" if label else name, tune, settings, raw_space, first))
         _check(specs[-1])
     return specs
+
+
+def _at_uri(spec: SweepSpec, uri: str) -> SweepSpec:
+    """Returns ``spec``, which was read from a copy of the sweep's folder, as that of the sweep at ``uri``."""
+    for _ in spec.name.split("/"):
+        uri = above(uri)
+    return replace(spec, tune=spec.tune.model_copy(update={"output": uri}))
 
 
 def _choose_space(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:
@@ -314,7 +341,7 @@ def _check(spec: SweepSpec) -> None:
     can't be searched, or has too long a name."""
     for key in DECIDED:
         if key in spec.base or key in spec.raw_space:
-            instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
+            instead = f"tune.{key.partition('.')[2]}" if key != "run.eval_test" else None
             raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
     _same_for_all(spec.raw_space, spec.name)
     for part in spec.name.split("/"):

@@ -29,8 +29,11 @@ from pydantic import Field
 
 from fedray.config import ScheduleConfig, Section, Whole, assign, check, dump_yaml, flat, load, read_file
 from fedray.errors import UserError, near_miss
+from fedray.remote.fetching import fetched
+from fedray.remote.mirror import mirrored
 from fedray.tuning.driver import load_custom, run_sweeps, start_ray
 from fedray.tuning.finals import Final, FinalRuns, label_of
+from fedray.tuning.outputs import fetched_sweep
 from fedray.tuning.settings import section
 from fedray.tuning.spec import (
     SPACES,
@@ -44,6 +47,7 @@ from fedray.tuning.spec import (
 )
 from fedray.tuning.view import View
 from fedray.util.files import write_whole
+from fedray.util.uris import below, is_uri, local_folder
 
 if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
@@ -78,7 +82,14 @@ class Suite:
 
     @property
     def folder(self) -> Path:
-        return Path(self.specs[0].tune.output).absolute() / self.name
+        tune = self.specs[0].tune
+        return local_folder(tune.output, tune.working_copy).absolute() / self.name
+
+    @property
+    def uri(self) -> str | None:
+        """The URI of the suite's folder if ``tune.output`` is one, and otherwise None."""
+        output = self.specs[0].tune.output
+        return below(output, self.name) if is_uri(output) else None
 
     @property
     def finals(self) -> list[Final]:
@@ -117,6 +128,16 @@ def suite_of_folder(folder: Path) -> Suite:
         raise UserError(f"{folder / SUITE_RECORD} is damaged: it lacks algorithms, baseline or seeds")
     specs = {label: read_sweeps(folder / label)[0] for label in values["algorithms"]}
     return Suite(folder.absolute().name, list(specs.values()), specs[values["baseline"]], values["seeds"])
+
+
+def fetched_suite(suite: Suite) -> Suite:
+    """Returns ``suite`` with a folder on this machine that has all of it, for its tables: what is at its URI is
+    fetched, and a suite without a URI is returned as it is."""
+    if suite.uri is None:
+        return suite
+    fetched(suite.uri)
+    specs = [fetched_sweep(spec) for spec in suite.specs]
+    return replace(suite, specs=specs, baseline=specs[list(suite.specs).index(suite.baseline)])
 
 
 class _Seeds(Section):
@@ -311,6 +332,13 @@ def run_suite(
         UserError: The search is not possible as it was asked for.
     """
     view = view or View(quiet=True)
+    if suite.uri is None:
+        return _run_suite(suite, view, retry_failed)
+    with mirrored(suite.uri, suite.folder, load(suite.specs[0].base).run.output_timeout, view.say):
+        return _run_suite(suite, view, retry_failed)
+
+
+def _run_suite(suite: Suite, view: View, retry_failed: bool) -> Literal["completed", "incomplete", "interrupted"]:
     finals: list[FinalRuns] = []
     suite.write_record()
     for line in suite.notes:

@@ -122,8 +122,8 @@ class Sweep:
         first = first_seed(base)
         runs = [
             base
-            | {"run.output": str(self.spec.trial_folder(number)), "run.name": f"seed-{seed}", "run.seed": seed}
-            | {"run.resume": "auto", "run.eval_test": False}
+            | self.spec.output_keys(self.spec.trial_folder(number))
+            | {"run.name": f"seed-{seed}", "run.seed": seed, "run.resume": "auto", "run.eval_test": False}
             for seed in range(first, first + tune.seeds)
         ]
         return Assignment(str(number), runs, self.objectives[0], tune.pruner.axis, self.budget)
@@ -138,6 +138,8 @@ class Sweep:
         if message.interrupted:
             # in the study it stays a running trial, which the next process of this sweep continues
             del self.running[number]
+            if message.error is not None:
+                self.view.say(f"{self.name}: trial {number} is put off: {message.error}")
         elif message.error is not None:
             self.trial_failed(key, message.error)
         elif trial.diverged:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
 from fedray.engine.callbacks import Report
-from fedray.errors import ClientError, UserError
+from fedray.errors import ClientError, OutputLost, UserError
 from fedray.tuning.axis import amount, steps_reached
 
 if TYPE_CHECKING:
     from fedray.experiment.custom import CustomObjects
+    from fedray.tracking.result import RunResult
 
 
 class Assignment(NamedTuple):
@@ -63,7 +64,8 @@ class TrialEnd(NamedTuple):
     """The last message of a trial: the trial has ended.
 
     ``error`` says why the trial failed, and is None if it did not fail. ``interrupted`` says that the user stopped the
-    program; the trial then has a checkpoint, from which it continues when the program is started again.
+    program, or that the trial's results could not be sent to where ``tune.output`` is (``error`` then says so); the
+    trial has a checkpoint, from which it continues when the program is started again.
     """
 
     error: str | None = None
@@ -104,11 +106,21 @@ def run_trial(
             is_last = finished.round == rounds and run + 1 == len(assignment.runs)
             return report(Round(run, range(before + 1, now + 1), row, is_last)) or interrupted()
 
-        result = run_experiment(config, lambda: custom, [on_round, *custom.callbacks])
-        status, rows = result.summary["status"], result.metrics
-        if status == "interrupted" and interrupted():
+        is_put_off = False
+
+        def tidy(result: RunResult) -> None:
+            nonlocal is_put_off
+            is_put_off = result.summary["status"] == "interrupted" and interrupted()
+            if not is_put_off:
+                shutil.rmtree(result.folder / "checkpoints", ignore_errors=True)
+
+        try:
+            result = run_experiment(config, lambda: custom, [on_round, *custom.callbacks], tidy=tidy)
+        except OutputLost as error:
+            return TrialEnd(str(error), interrupted=True)
+        if is_put_off:
             return TrialEnd(interrupted=True)
-        shutil.rmtree(result.folder / "checkpoints", ignore_errors=True)
+        status, rows = result.summary["status"], result.metrics
         last_row: Any = rows.iloc[-1].to_dict() if len(rows) else {}
         if status == "interrupted" or report(RunEnd(number, status, last_row)) or status == "diverged":
             break

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,12 @@ def sha256_of_file(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def free_name(path: Path) -> Path:
+    """Returns the first of the names NAME.bak-1, NAME.bak-2, ... beside ``path`` that nothing has yet."""
+    names = (path.with_name(f"{path.name}.bak-{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def move_whole(source: Path, target: Path) -> None:

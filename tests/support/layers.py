@@ -3,6 +3,7 @@
 LAYERS = [
     ("errors", "warning"),
     ("util",),
+    ("remote",),
     ("usercode",),
     ("config", "core"),
     ("data", "gradients"),

@@ -70,7 +70,7 @@ from fedray.tuning.trial import run_trial
         ({}, ("tune.name=/up",), "must be a folder's name"),
         ({}, ("tune.name=.",), "must be a folder's name"),
         ({}, ('tune.name="a\\0b"',), "must be a folder's name"),
-        ({}, (f"tune.output={'x' * 300}",), "must be a local folder"),
+        ({}, (f"tune.output={'x' * 300}",), "must be a folder or its URI"),
         ({}, ("tune.storage=sqlite://",), "tune.storage=sqlite:// keeps nothing"),
         ({}, ("tune.seeds=1e30",), "tune.seeds must be at most 1000"),
         (

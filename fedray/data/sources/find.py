@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedray.data.storage.cache import cache_folder, file_stamp
+from fedray.data.storage.cache import file_stamp
 from fedray.errors import UserError, first_sentence
+from fedray.util.cache import cache_folder
 from fedray.util.files import in_home, move_whole
 
 

@@ -24,8 +24,9 @@ from fedray.data.sources.columns import Columns, divide
 from fedray.data.sources.hf_items import INSTALL, clients_of, fields_of
 from fedray.data.sources.source import Source, from_fields
 from fedray.data.sources.targets import AUTO
-from fedray.data.storage.cache import cache_folder, file_stamp
+from fedray.data.storage.cache import file_stamp
 from fedray.errors import UserError, first_sentence, near_miss
+from fedray.util.cache import cache_folder
 from fedray.util.files import in_home
 
 TRAIN, TESTS = "train", ("test", "validation", "val", "valid")

@@ -1,32 +1,19 @@
-"""The user's cache: files that fedray can make or download again, and digests of files, so that these are hashed only
-once."""
+"""Remembers digests of files in the user's cache, so that the files are hashed only once."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedray.util.cache import cache_folder
 from fedray.util.files import write_whole
 
 REMEMBERED = 1000
 """The number of digests, or groups of digests, that the cache keeps."""
-
-
-def cache_folder() -> Path:
-    """Returns the folder of the user's cache, for files that fedray can make again: ``fedray`` in $XDG_CACHE_HOME, or
-    else in ~/.cache.
-
-    For a user without a home folder the cache is in the system's folder for temporary files.
-    """
-    with contextlib.suppress(RuntimeError):
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
-    return Path(tempfile.gettempdir()) / f"fedray-cache-{os.getuid()}"
 
 
 def file_stamp(path: Path) -> tuple[str, int, int, int, int]:

@@ -21,10 +21,10 @@ import numpy as np
 from filelock import FileLock
 
 from fedray.core.structure import leaves
-from fedray.data.storage.cache import cache_folder
 from fedray.data.storage.lazy import LazyItems
 from fedray.data.storage.mapped import AGAIN, COLUMNS, describe_folder, file_names, open_folder
 from fedray.errors import UserError
+from fedray.util.cache import cache_folder
 from fedray.util.files import move_whole, sync, write_whole
 
 CHUNK_BYTES = 4 << 20

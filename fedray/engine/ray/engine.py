@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -58,9 +57,9 @@ class RayEngine:
         If the server actor dies, it is started again once, and the run continues from the last checkpoint. If it dies
         again, :class:`ClientError` is raised.
         """
-        # an absolute path, because actors have the working directory that this process had when it joined Ray
-        output = str(Path(self.experiment.config.run.output).absolute())
-        experiment = self.experiment.with_run_settings(output=output)
+        # actors have the working directory that this process had when it joined Ray
+        fixed = self.experiment.config.run.with_fixed_place()
+        experiment = self.experiment.with_run_settings(output=fixed.output, working_copy=fixed.working_copy)
         complete = self.start.ready() or is_complete()
         check_resources(experiment, 1, complete)
         code = [

@@ -55,7 +55,7 @@ class StateFolder:
         """Returns the folder for clients' states of the run with this ``config`` on this machine, whose name in Ray is
         ``node``. It is below ``engine.spill_dir`` if that is set. Otherwise it is in the run folder on the server's
         node, whose name is ``server``, and in the folder for temporary files on other nodes."""
-        run = Path(config.run.output).absolute() / str(config.run.name)
+        run = config.run.place.absolute() / str(config.run.name)
         own = "fedray-" + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
             return cls(Path(config.engine.spill_dir).absolute() / own, node)

@@ -1,0 +1,142 @@
+"""Brings a folder on this machine to the state that a remote folder shows."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from fedray.errors import UserError
+from fedray.remote.local import COMMIT, FIRST, commits_of, note_commits, scan
+from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
+from fedray.remote.storage import Storage, in_parallel, reason_of
+from fedray.util.cache import cache_folder
+from fedray.util.files import sha256_of_file
+from fedray.util.uris import above, below, cache_name, is_uri, shown
+
+CHANGES = 10
+"""How often a folder may change while it is read. After each change what is missing is read of the newer state."""
+
+PARTLY = "partly"
+"""Stands in a folder for the name of a state of which some files are missing."""
+
+
+def fetch(storage: Storage, folder: Path, wanted: Callable[[str], bool] = lambda name: True, note: str = "") -> None:
+    """Makes the files in ``folder`` those of the state that ``storage`` shows. Files that are there already are not
+    sent. Only names for which ``wanted`` returns true are taken. The folder is noted to have that state, or ``note``.
+
+    Raises :class:`UserError` if the remote folder shows no state, or files that are not as its manifest says.
+    """
+    for _ in range(CHANGES):
+        manifest = read_manifest(storage)
+        if manifest is None:
+            raise UserError(f"there is nothing at {storage.shown} that fedray has written")
+        if manifest.commit in commits_of(folder):
+            return
+        # noted before there are files, so that the mirror of a folder above leaves them out
+        folder.mkdir(parents=True, exist_ok=True)
+        note_commits(folder, PARTLY)
+        files = {name: file for name, file in manifest.files.items() if wanted(name)}
+        damaged = _take(storage, manifest, files, folder)
+        if not damaged:
+            note_commits(folder, note or manifest.commit)
+            return
+        # a writer may have replaced what this manifest names
+        time.sleep(0.5)
+    raise UserError(f"{storage.shown}: {damaged[0]} is damaged or gone: it is not what {NAME} says")
+
+
+def _take(storage: Storage, manifest: Manifest, files: dict[str, File], folder: Path) -> list[str]:
+    """Downloads ``files`` of the state ``manifest`` into ``folder`` and removes all others. Returns the names of those
+    that are not at hand in this state."""
+    there = scan(folder)
+    for name in there.keys() - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    damaged: list[str] = []
+
+    def take(name: str) -> None:
+        file, path = files[name], folder / name
+        if name in there and there[name].size == file.size and sha256_of_file(path) == file.sha256:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        places = [name, staging(manifest.commit, name)] if name in manifest.staged else [name]
+        if not any(storage.download(place, path, file.sha256) for place in places):
+            damaged.append(name)
+
+    in_parallel(take, files)
+    return damaged
+
+
+def fetch_new(uri: str, folder: Path) -> None:
+    """Brings the runs at ``uri`` that are not in ``folder`` yet to their places in it, without their checkpoints."""
+    with _reading(uri):
+        storage = Storage(uri)
+        for name in _mirrored(storage):
+            if not (folder / name).exists():
+                fetch(storage.below(*name.parts), folder / name, _is_for_reading, PARTLY)
+
+
+def fetched_place(uri: str) -> Path:
+    """Returns the folder in the user's cache into which :func:`fetched` brings what is at ``uri``."""
+    return cache_folder() / "fetched" / cache_name(uri)
+
+
+def fetched(uri: str) -> Path:
+    """Brings all runs and sweeps at ``uri`` and below it to this machine, without their checkpoints, for commands that
+    read them. Returns the folder that stands for ``uri``.
+
+    Raises :class:`UserError` if there are none, or the storage can't be read.
+    """
+    folder = fetched_place(uri)
+    with _reading(uri):
+        storage = Storage(uri)
+        found = {folder / name: storage.below(*name.parts) for name in _mirrored(storage)}
+        for old in [path.parent for path in folder.rglob(COMMIT)]:
+            if old not in found:
+                shutil.rmtree(old)
+        for each, there in found.items():
+            fetch(there, each, _is_for_reading)
+    if not found:
+        raise UserError(f"there is no run or sweep at {shown(uri)}")
+    return folder
+
+
+def as_path(named: str | Path) -> Path:
+    """Returns the path of the folder of results, or of the file in one, that a user calls ``named``. Of a URI the whole
+    folder is fetched (:func:`fetched`)."""
+    if not (isinstance(named, str) and is_uri(named)):
+        return Path(named)
+    name = Path(shown(named)).name
+    return fetched(above(named)) / name if name.endswith((".safetensors", ".yaml")) else fetched(named)
+
+
+def publish(uri: str, folder: Path, paths: Iterable[Path]) -> list[str]:
+    """Sends the files ``paths``, which a command has made in ``folder`` from what is at ``uri``, to their places there,
+    and returns their URIs."""
+    storage = Storage(uri)
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    try:
+        for name in names:
+            storage.write(name, (folder / name).read_bytes())
+    except OSError as error:
+        raise UserError(f"can't write to {shown(uri)}: {reason_of(error)}; what was made is in {folder}") from None
+    return [shown(below(uri, *name.split("/"))) for name in names]
+
+
+@contextlib.contextmanager
+def _reading(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"can't read {shown(uri)}: {reason_of(error)}") from None
+
+
+def _is_for_reading(name: str) -> bool:
+    return FIRST not in name.split("/")
+
+
+def _mirrored(storage: Storage) -> list[Path]:
+    """Returns the relative paths of all folders below ``storage`` that show a state, the upper ones first."""
+    return [Path(name).parents[1] for name in sorted(storage.names()) if f"/{name}".endswith(f"/{NAME}")]

@@ -1,0 +1,259 @@
+"""Keeps what is at a URI equal to a folder on this machine, in a thread beside the run or sweep that writes the folder.
+
+The thread lives in the process that the user started, and knows nothing of rounds: it looks at the folder every few
+seconds. So nothing waits for the storage but the end of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedray.errors import OutputLost, UserError, first_line
+from fedray.remote.fetching import fetch
+from fedray.remote.local import Stamp, aside_of, commits_of, freeze, note_commits, scan, set_aside
+from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
+from fedray.remote.owner import NAME as OWNER
+from fedray.remote.owner import Owner
+from fedray.remote.storage import GivenUp, Storage, in_parallel, reason_of
+from fedray.util.files import sha256_of_file
+from fedray.warning import WARNING
+
+PAUSE = 5.0
+"""The seconds between two looks at the folder."""
+
+SHARE = 0.1
+"""The largest share of the time in which files are sent, however often they change."""
+
+SILENCE = 10.0
+"""The seconds without an answer after which the user is told, and again and again in this interval."""
+
+
+class Mirror:
+    """The mirror of ``folder`` at ``uri``; :func:`mirrored` makes one.
+
+    If the storage can't be written to for ``limit`` seconds, the attribute ``error`` says so, and the event that
+    :meth:`on_failure` was given is set. ``say`` shows a line to the user.
+    """
+
+    def __init__(self, uri: str, folder: Path, limit: float, say: Callable[[str], None], anew: bool) -> None:
+        self.folder, self.limit, self.say, self.anew = folder, limit, say, anew
+        self.storage = Storage(uri)
+        self.owner = Owner(self.storage)
+        self.error: UserError | None = None
+        self._contact, self._aside = self.storage.contact, aside_of(folder)
+        self._manifest: Manifest | None = None
+        self._stamps: dict[str, Stamp] = {}
+        self._sent = self._to_send = 0
+        self._busy, self._removed, self._ready, self._ending, self._ended = (threading.Event() for _ in range(5))
+        self._failure: threading.Event | None = None
+
+    def on_failure(self, event: threading.Event) -> None:
+        """Names the event that is set if the storage can't be written to any more, so that the run ends."""
+        self._failure = event
+        if self.error is not None:
+            event.set()
+
+    def begin(self) -> None:
+        """Takes the remote folder, brings ``folder`` to its state unless it is newer, and starts the threads.
+
+        Raises :class:`UserError` if the storage can't be used, or another run is writing there.
+        """
+        self._busy.set()
+        self._contact.heard()
+        self._start(self._run)
+        self._watch(self._ready)
+        if self.error is not None:
+            raise self.error
+        self._start(lambda: self._watch(self._ended))
+
+    def _start(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=self._guarded, args=(work,), name="mirror", daemon=True).start()
+
+    def end(self) -> None:
+        """Waits until everything in ``folder`` is at the URI, and gives the remote folder up. Raises
+        :class:`UserError` if that was not possible."""
+        self._ending.set()
+        while not self._ended.wait(SILENCE):
+            self.say(f"bringing {self.storage.shown} up to date: {self._sent} of {self._to_send} files are there ...")
+        if self.error is not None:
+            raise self.error
+
+    def _fail(self, reason: str) -> None:
+        kept = f"; what has been made is in {self.folder}, and the same command goes on" if self.folder.exists() else ""
+        self.error = self.error or OutputLost(f"{reason}{kept}")
+        self._contact.give_up()
+        if self._failure is not None:
+            self._failure.set()
+        self._ready.set()
+        self._ended.set()
+
+    def _watch(self, until: threading.Event) -> None:
+        """Says that the storage does not answer, and ends the mirror after the limit, until the event ``until``
+        is set."""
+        said = 0.0
+        while not until.wait(0.5):
+            now = time.monotonic()
+            silent = now - self._contact.answered if self._busy.is_set() else 0.0
+            why = f" ({self._contact.reason})" if self._contact.reason else ""
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
+            if silent > self.limit:
+                self._fail(f"{self.storage.shown} has not answered since {since}, for {silent:.0f} s{why}")
+            elif silent > SILENCE and now - said > SILENCE:
+                said = now
+                line = f"{WARNING}no answer from {self.storage.shown} since {since}{why}"
+                self.say(f"{line}; trying for {self.limit:g} s in all")
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Calls ``work()`` in a thread of the mirror. An error ends the mirror."""
+        try:
+            work()
+        except GivenUp:
+            pass
+        except OSError as error:
+            self._fail(f"{self.storage.shown} can't be used: {reason_of(error)}")
+        except UserError as error:
+            self._fail(str(error))
+        except BaseException as error:
+            self._fail(f"{self.storage.shown} can't be kept up to date: {type(error).__name__}: {first_line(error)}")
+            raise
+
+    def _run(self) -> None:
+        """Takes the remote folder, and then sends what has changed until the end."""
+        self._take()
+        self._ready.set()
+        self._start(self._keep)
+        while not self._ending.is_set():
+            took = self._pass()
+            self._ending.wait(max(PAUSE, took / SHARE))
+        self._pass()
+        self.owner.release()
+        shutil.rmtree(self._aside, ignore_errors=True)
+        self._ended.set()
+
+    def _keep(self) -> None:
+        """Shows other runs every few seconds that this one lives."""
+        while not self._ended.wait(PAUSE):
+            if not self.owner.keep():
+                self._removed.set()
+
+    def _take(self) -> None:
+        """Takes the remote folder, and decides which state is the newer one: that of ``folder``, or the remote one."""
+        self.owner.claim(self.say)
+        self._contact.persistent = True
+        try:
+            self._aside.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"can't write to {self._aside.parent}: {error.strerror}") from None
+        self._manifest, local, where = read_manifest(self.storage), commits_of(self.folder), self.storage.shown
+        if self._manifest is not None:
+            self._manifest.settle(self.storage)
+        if self.anew:
+            return
+        if self._manifest is None and local:
+            self.say(f"there is nothing at {where} any more: {self.folder} is now {set_aside(self.folder)}")
+        elif self._manifest is not None and self._manifest.commit not in local:
+            if not local and scan(self.folder):
+                self.say(f"{where} has another state: {self.folder} is now {set_aside(self.folder)}")
+            self.say(f"{'another machine has gone on: ' if local else ''}fetching {where} ...")
+            fetch(self.storage, self.folder)
+
+    def _pass(self) -> float:
+        """Sends what has changed in the folder, and returns how many seconds that took."""
+        began = time.monotonic()
+        self._contact.answered = began
+        self._busy.set()
+        if self._removed.is_set():
+            self._removed.clear()
+            self._manifest, self._stamps = None, {}
+        found = scan(self.folder)
+        is_of_before = self.anew and commits_of(self.folder)
+        if found and found != self._stamps and not is_of_before:
+            self._send(found)
+            self.anew = False
+        self._busy.clear()
+        return time.monotonic() - began
+
+    def _send(self, found: dict[str, Stamp]) -> None:
+        """Makes the files ``found`` the state that the URI shows."""
+        if self.anew and self._manifest is not None:
+            self._set_remote_aside()
+        before = self._manifest.files if self._manifest is not None else {}
+        changed = [name for name, stamp in found.items() if self._stamps.get(name) != stamp]
+        frozen = {name: self._aside / "frozen" / str(number) for number, name in enumerate(changed)}
+        shutil.rmtree(self._aside / "frozen", ignore_errors=True)
+        (self._aside / "frozen").mkdir()
+        try:
+            found |= {name: freeze(self.folder / name, path) for name, path in frozen.items()}
+        except FileNotFoundError:
+            # an old checkpoint was removed just now; the next look finds the new one
+            return
+        commit = uuid.uuid4().hex
+        files, staged = {name: before[name] for name in found if name not in frozen}, set[str]()
+        self._sent, self._to_send = 0, len(frozen)
+
+        def send(name: str) -> None:
+            source, size, old = frozen[name], found[name].size, before.get(name)
+            if old is None or old.size != size or old.sha256 != sha256_of_file(source):
+                place = name
+                if old is not None or not self.storage.replaces_whole:
+                    staged.add(name)
+                    place = staging(commit, name)
+                old = File(size, self.storage.upload(source, size, place))
+            files[name] = old
+            self._sent += 1
+
+        in_parallel(send, frozen)
+        self._stamps = found
+        if files == before and not staged:
+            return
+        self.owner.keep()
+        known = self._manifest.commit if self._manifest is not None else ""
+        self._manifest = Manifest(commit, files, frozenset(staged))
+        # both, because nobody knows which of them is visible if the storage does not answer now
+        note_commits(self.folder, known, commit)
+        self._manifest.write(self.storage)
+        note_commits(self.folder, commit)
+        self._manifest.settle(self.storage)
+        in_parallel(self.storage.delete, before.keys() - files.keys())
+
+    def _set_remote_aside(self) -> None:
+        """Copies the remote folder to a name such as NAME.bak-1 and empties it, because the folder here holds a new
+        run in its place."""
+        names = [name for name in self.storage.names() if name != OWNER]
+        self.say(f"what was at {self.storage.shown} is now in {self.storage.copy_aside(names)}, beside it")
+        # the manifest first, so that the old place never shows half of a state
+        self.storage.delete(NAME)
+        in_parallel(self.storage.delete, names)
+        self._manifest, self._stamps = None, {}
+
+
+@contextlib.contextmanager
+def mirrored(uri: str, folder: Path, limit: float, say: Callable[[str], None], anew: bool = False) -> Iterator[Mirror]:
+    """A context in which what is at ``uri`` is kept equal to ``folder``, in which a run or sweep works.
+
+    At the beginning ``folder`` gets the state at ``uri``, unless its own is as new or ``anew`` is true; what was there
+    is then renamed once ``folder`` holds something new. At the end everything that was written is at ``uri``, also
+    after an error. ``say`` shows a line to the user.
+
+    Raises :class:`UserError` at once if the storage can't be used or another run writes there, and at the end if it has
+    not answered for ``limit`` seconds. Nothing in ``folder`` is lost then.
+    """
+    mirror = Mirror(uri, folder, limit, say, anew)
+    mirror.begin()
+    try:
+        yield mirror
+    except BaseException:
+        try:
+            mirror.end()
+        except UserError as error:
+            # the error to show is the one that ended the run
+            say(f"{WARNING}{error}")
+        raise
+    mirror.end()
+    say(f"{mirror.storage.shown} is up to date")

@@ -1,0 +1,353 @@
+"""Reads and writes the files below a URI, with time limits and further attempts."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import itertools
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from fedray.errors import UserError
+from fedray.util.files import replacement_of
+from fedray.util.uris import problem_of_uri, shown
+
+BLOCK = 8 << 20
+"""The bytes of a file that are sent or received at a time."""
+
+CONNECT, ANSWER = 5.0, 8.0
+"""The seconds after which a request is given up: until there is a connection, and without an answer on it. A program
+that ends waits for its requests, so they are short."""
+
+ATTEMPTS = 3
+"""How often a request is made, unless it is made until it succeeds."""
+
+LONGEST_PAUSE = 5.0
+"""The longest pause between two attempts, in seconds. The first pause is half a second, and each is twice the one
+before."""
+
+THREADS = 8
+"""The number of files that are sent or received at the same time, because each waits for its answers."""
+
+ADDRESS = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+"""The environment variables that say where the buckets of S3 are. Without them Amazon is asked."""
+
+REREADINGS = 10
+"""How often a small file is read if it is not whole."""
+
+T = TypeVar("T")
+
+
+class GivenUp(Exception):
+    """Ends the threads that wait for a storage once nobody waits for them any more."""
+
+
+class Contact:
+    """What is known about the connection to a storage: when it answered last, and what was wrong since.
+
+    While ``persistent`` is true, a request that fails is made again until :meth:`give_up` is called. ``answered`` is
+    the time of the last answer by ``time.monotonic()``. ``reason`` says why the last request failed; it is empty if it
+    did not.
+    """
+
+    def __init__(self) -> None:
+        self.persistent = False
+        self.answered, self.reason = time.monotonic(), ""
+        self._over = threading.Event()
+
+    def give_up(self) -> None:
+        self._over.set()
+
+    def heard(self) -> None:
+        """Notes that the storage has answered just now."""
+        self.answered, self.reason = time.monotonic(), ""
+
+    def attempt(self, request: Callable[[], T]) -> T:
+        """Returns what ``request()`` returns, and calls it again after an error."""
+        pause = 0.5
+        for number in itertools.count(1):
+            if self._over.is_set():
+                raise GivenUp
+            try:
+                found = request()
+                self.heard()
+                return found
+            except FileNotFoundError:
+                self.heard()
+                raise
+            except OSError as error:
+                self.reason = reason_of(error)
+                if not self.persistent and number >= ATTEMPTS:
+                    raise
+            self._over.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        raise AssertionError
+
+
+REASONS = (
+    r"operation: (?:curlCode: \d+, )?(.+?)(?: \(Request ID.*|; Details.*)?$",
+    r"CURL error \[\d+\]=(.+?) error_info",
+    r"google::cloud::Status\((.+?) error_info",
+    r"\[Errno \d+\] (.+?)(?:\. Detail.*)?$",
+)
+"""Where the reason stands in the messages of pyarrow's file systems."""
+
+
+def reason_of(error: Exception) -> str:
+    """Returns in a few words why a request to a storage failed."""
+    text = " ".join(str(error).split())
+    if code := re.search(r"AWS Error (.+?) during \w+ operation: No response body", text):
+        return code[1].replace("_", " ").lower()
+    found = next((match[1] for pattern in REASONS if (match := re.search(pattern, text))), text)
+    return found[:200].rstrip(". ") or type(error).__name__
+
+
+class Storage:
+    """The files below ``uri``, whose names are relative paths with slashes. ``shown`` is the URI in messages.
+
+    ``replaces_whole`` says whether the storage itself shows either the old or the new content of a file that is being
+    written, as storages of objects do. In others a file must be written under another name and then moved.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.shown, self.contact = shown(uri), Contact()
+        self._files, self._base = _file_system(uri)
+        self.replaces_whole = self._files.type_name in ("s3", "gcs", "abfs")
+
+    def below(self, *names: str) -> Storage:
+        """Returns the storage of the folder ``names`` below this one, over the same connection."""
+        found = copy.copy(self)
+        found.shown, found._base = "/".join([self.shown, *names]), "/".join([self._base, *names])
+        return found
+
+    def _path(self, name: str) -> str:
+        return f"{self._base}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of the file ``name``, or None if there is no such file."""
+
+        def request() -> bytes:
+            with self._files.open_input_stream(self._path(name)) as file:
+                content: bytes = file.read()
+                return content
+
+        try:
+            return self.contact.attempt(request)
+        except FileNotFoundError:
+            return None
+
+    def read_object(self, name: str) -> dict[str, Any] | None:
+        """Returns the object in the JSON file ``name``, or None if there is no such file. Raises :class:`UserError` if
+        the file is damaged."""
+        for _ in range(REREADINGS):
+            content = self.read(name)
+            if content is None:
+                return None
+            with contextlib.suppress(ValueError):
+                found = json.loads(content)
+                if isinstance(found, dict):
+                    return found
+            # it may have been replaced while it was read: then it was cut off at the size of the old one
+            time.sleep(0.1)
+        raise UserError(f"{self.shown}/{name} is damaged")
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes ``content`` as the file ``name``, in place of an older one."""
+        target = name if self.replaces_whole else f"{name}.new"
+        self._send(target, lambda put: put(content))
+        if target != name:
+            self.move(target, name)
+
+    def _send(self, name: str, feed: Callable[[Callable[[bytes], None]], None]) -> None:
+        def request() -> None:
+            self._make_room(self._path(name))
+            file = self._files.open_output_stream(self._path(name))
+
+            def put(block: bytes) -> None:
+                file.write(block)
+                self.contact.heard()
+
+            try:
+                feed(put)
+            except BaseException:
+                # otherwise pyarrow prints what it finds when the file is destroyed
+                with contextlib.suppress(OSError):
+                    file.close()
+                raise
+            file.close()
+
+        self.contact.attempt(request)
+
+    def upload(self, source: Path, size: int, name: str) -> str:
+        """Writes the first ``size`` bytes of the file ``source`` as the file ``name``, and returns their sha256."""
+        digest = hashlib.sha256()
+
+        def feed(put: Callable[[bytes], None]) -> None:
+            nonlocal digest
+            digest, left = hashlib.sha256(), size
+            with source.open("rb") as file:
+                while left and (block := file.read(min(BLOCK, left))):
+                    digest.update(block)
+                    put(block)
+                    left -= len(block)
+
+        self._send(name, feed)
+        return digest.hexdigest()
+
+    def download(self, name: str, target: Path, sha256: str) -> bool:
+        """Writes the content of the file ``name`` to ``target``, if it has this ``sha256``. Returns whether it has; if
+        not, or if there is no such file, ``target`` is left as it is."""
+
+        def request() -> bool:
+            digest = hashlib.sha256()
+            with replacement_of(target) as staging:
+                with self._files.open_input_stream(self._path(name)) as file, staging.open("wb") as copy:
+                    while block := file.read(BLOCK):
+                        digest.update(block)
+                        copy.write(block)
+                        self.contact.heard()
+                if digest.hexdigest() != sha256:
+                    raise FileNotFoundError
+            return True
+
+        try:
+            return self.contact.attempt(request)
+        except FileNotFoundError:
+            return False
+
+    def move(self, source: str, target: str) -> None:
+        """Renames the file ``source`` to ``target``, in place of an older one. Nothing is done if it is gone."""
+
+        def request() -> None:
+            if self.exists(source):
+                self._make_room(self._path(target))
+                self._files.move(self._path(source), self._path(target))
+                self._prune(self._path(source))
+
+        self.contact.attempt(request)
+
+    def _make_room(self, path: str) -> None:
+        if not self.replaces_whole:
+            self._files.create_dir(path.rpartition("/")[0], recursive=True)
+
+    def _prune(self, path: str) -> None:
+        """Removes the folders above ``path`` that are empty now. Storages of objects have no folders."""
+        from pyarrow.fs import FileSelector
+
+        above = path.rpartition("/")[0]
+        # another thread may have removed one of them just now
+        with contextlib.suppress(OSError):
+            while not (self.replaces_whole or above == self._base or self._files.get_file_info(FileSelector(above))):
+                self._files.delete_dir(above)
+                above = above.rpartition("/")[0]
+
+    def exists(self, name: str) -> bool:
+        from pyarrow.fs import FileType
+
+        return bool(self._files.get_file_info(self._path(name)).type == FileType.File)
+
+    def delete(self, name: str) -> None:
+        """Removes the file ``name``, if it is there."""
+
+        def request() -> None:
+            if self.exists(name):
+                self._files.delete_file(self._path(name))
+                self._prune(self._path(name))
+
+        self.contact.attempt(request)
+
+    def names(self) -> list[str]:
+        """Returns the names of all files below the URI."""
+        from pyarrow.fs import FileSelector, FileType
+
+        def request() -> list[str]:
+            found = self._files.get_file_info(FileSelector(self._base, recursive=True, allow_not_found=True))
+            return [each.path.removeprefix(self._base).lstrip("/") for each in found if each.type == FileType.File]
+
+        return self.contact.attempt(request)
+
+    def copy_aside(self, names: Iterable[str]) -> str:
+        """Copies the files ``names`` into a folder beside this one, whose name, such as NAME.bak-1, is returned."""
+        number = next(n for n in itertools.count(1) if not self._is_there(f"{self._base}.bak-{n}"))
+        aside = f"{self._base}.bak-{number}"
+
+        def copy(name: str) -> None:
+            target = f"{aside}/{name}"
+
+            def request() -> None:
+                self._make_room(target)
+                self._files.copy_file(self._path(name), target)
+
+            self.contact.attempt(request)
+
+        in_parallel(copy, names)
+        return aside.rpartition("/")[2]
+
+    def _is_there(self, path: str) -> bool:
+        from pyarrow.fs import FileSelector
+
+        return bool(self.contact.attempt(lambda: self._files.get_file_info(FileSelector(path, allow_not_found=True))))
+
+
+def _file_system(uri: str) -> tuple[Any, str]:
+    """Returns pyarrow's file system for ``uri``, and the path in it without a slash at the end."""
+    from pyarrow import fs
+
+    if problem := problem_of_uri(uri):
+        raise UserError(f"{shown(uri)} {problem}")
+    parts = urlsplit(uri)
+    path = f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
+    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    try:
+        if parts.scheme == "s3":
+            # written in the foreground, because otherwise a storage that does not answer fills the memory
+            limits = {"connect_timeout": CONNECT, "request_timeout": ANSWER, "background_writes": False}
+            if not (options.keys() & {"region", "endpoint_override"} or any(map(os.environ.get, ADDRESS))):
+                options["region"] = fs.resolve_s3_region(parts.netloc)
+            limits["retry_strategy"] = fs.AwsStandardS3RetryStrategy(max_attempts=1)
+            return fs.S3FileSystem(**options, **limits), path
+        if parts.scheme == "gs":
+            options["anonymous"] = options.get("anonymous") == "true"
+            return fs.GcsFileSystem(**options, retry_time_limit=timedelta(seconds=ANSWER)), path
+        found, path = fs.FileSystem.from_uri(uri)
+        return found, path.rstrip("/")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{shown(uri)} can't be opened: {reason_of(error)}") from None
+
+
+def in_parallel(do: Callable[[T], object], items: Iterable[T]) -> None:
+    """Calls ``do`` with each of ``items``, several at a time, and raises the first error.
+
+    The threads are daemons, which those of a ThreadPoolExecutor are not: a storage that does not answer must not keep
+    the program from ending.
+    """
+    left, lock, errors = iter(items), threading.Lock(), list[BaseException]()
+
+    def work() -> None:
+        while not errors:
+            try:
+                with lock:
+                    item = next(left)
+            except StopIteration:
+                return
+            try:
+                do(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, name="storage", daemon=True) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
