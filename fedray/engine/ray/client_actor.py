@@ -13,7 +13,7 @@ from fedray.engine.process import computing_process, environment, require_device
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.packing import Enclosed
-from fedray.engine.state.states import State, StateFile, StateFolder
+from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
 from fedray.engine.tasks import Handle, PhaseResult, Task
 from fedray.engine.worker import Worker
 from fedray.errors import StateLost, Unreachable
@@ -107,9 +107,16 @@ class StateReader:
         """Removes ``files``, clients' states on this node that are no longer needed."""
         self.states.drop(files)
 
-    def clear(self) -> None:
-        """Removes all files with clients' states of this run from this node."""
+    def begin(self) -> None:
+        """Makes an empty folder for clients' states on this node. What this run left there before it was killed, and
+        what others left that are over, is removed."""
         self.states.clear()
+        self.states.clear_others()
+        self.states.hold()
+
+    def end(self) -> None:
+        """Removes all files with clients' states of this run from this node, once its client actors here are gone."""
+        self.states.clear(ENDING_SECONDS)
 
 
 def get(handle: Handle) -> Any:

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from fedray.engine.ray.client_actor import StateReader
 from fedray.engine.ray.cluster import NO_TASK_EVENTS
-from fedray.engine.state.states import State, StateFile, StateFolder
+from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.errors import StateLost
 from fedray.experiment.experiment import Experiment
@@ -42,7 +42,7 @@ class RemoteStates:
         options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
         reader: Any = ray.remote(StateReader).options(**options)
         self._hosts[node], self._readers[node] = host, reader.remote(self.experiment, self.here.node)
-        self._answer(node, "clear")
+        self._answer(node, "begin")
 
     def near(self, handle: Handle | None, node: str) -> Handle | None:
         """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
@@ -80,17 +80,29 @@ class RemoteStates:
 
     def clear(self) -> None:
         """Removes all clients' states of the run from the other nodes that answer."""
-        cleared = [reader.clear.remote() for reader in self._readers.values()]
-        if cleared:
-            with contextlib.suppress(RayError):
-                ray.wait(cleared, num_returns=len(cleared), timeout=ANSWER_SECONDS)
+        self._ask_all("begin")
 
     def close(self) -> None:
-        """Removes all clients' states from the other nodes, and ends the readers."""
-        self.clear()
+        """Removes all clients' states from all nodes once the client actors, which must have been told to end, are
+        gone, and ends the readers."""
+        if silent := self._ask_all("end"):
+            self.say(f"clients' states are left on {', '.join(silent)}, as no answer comes: fedray clean removes them")
+        self.here.clear(ENDING_SECONDS)
         for reader in self._readers.values():
             ray.kill(reader)
         self._readers = {}
+
+    def _ask_all(self, method: str) -> list[str]:
+        """Calls ``method`` of all readers, and returns the names of the hosts from which no answer came."""
+        asked = {getattr(reader, method).remote(): self._hosts[node] for node, reader in self._readers.items()}
+        ready = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else []
+        answered = set()
+        for reference in ready:
+            with contextlib.suppress(RayError):
+                ray.get(reference)
+                answered.add(asked[reference])
+        # a node that has left and come back has two readers
+        return sorted({*asked.values()} - answered)
 
     def _answer(self, node: str, method: str, *arguments: Any) -> Any:
         """Returns the answer of the reader on ``node`` to ``method(*arguments)``, and tells the user while it does not
