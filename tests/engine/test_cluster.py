@@ -21,9 +21,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hosts import ROOT, Hosts, machines_up
 from image_files import split
-
-ROOT = Path(__file__).parents[2]
 
 # connects to the address it is given, or says who refused
 PROBE = """
@@ -36,99 +35,17 @@ except ConnectionError as error:
 """
 
 
-@dataclass(frozen=True)
-class Hosts:
-    script: str
-    folder: Path
-    addresses: tuple[str, ...]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        # the launcher's state and caches go to the folder too, and `ray` is that of this Python
-        return os.environ | {
-            "TEST_HOSTS_DIR": str(self.folder),
-            "TMPDIR": str(self.folder),
-            "RAY_TMPDIR": str(self.folder),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
-
-    def run(self, *command: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-        """What a user would type, in the root of the checkout."""
-        try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-            )
-        except subprocess.TimeoutExpired as expired:
-            print(f"$ {' '.join(command)}  # not ended after {timeout} s\n{(expired.stdout or b'').decode()}")
-            raise
-        # the remote end is a terminal, with its line ends
-        output = done.stdout.decode(errors="replace").replace("\r\n", "\n")
-        print(f"$ {' '.join(command)}  # exit code {done.returncode}\n{output}")
-        return subprocess.CompletedProcess(command, done.returncode, output)
-
-    def ssh(self, host: int, command: str) -> str:
-        done = self.run(self.script, "ssh", str(host), command, timeout=60)
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    def ray_processes(self, host: int) -> str:
-        return self.ssh(host, "pgrep -af '[r]aylet|[g]cs_server|ray:[:]|[l]og_monitor|[f]edray' || true")
-
-
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    script = os.environ.get("FEDRAY_TEST_HOSTS")
-    if not script:
-        pytest.skip("no machines for a cluster: FEDRAY_TEST_HOSTS names no script that makes some")
-    if os.geteuid() != 0 or not shutil.which("rsync") or not shutil.which("ssh"):
-        pytest.skip("a cluster of test machines takes root, ssh and rsync")
-    with tempfile.TemporaryDirectory(prefix="hosts", ignore_cleanup_errors=True) as name:
-        machines = Hosts(script, Path(name), ())
-        up = machines.run(script, "up", "2")
-        if up.returncode and "File exists" in up.stdout:
-            pytest.skip("other tests have machines up, and they are not ours to remove")
-        try:
-            assert up.returncode == 0
-            machines = Hosts(script, Path(name), tuple(re.findall(r"^host \d: (\S+)$", up.stdout, re.MULTILINE)))
-            give_homes(machines)
-            yield machines
-        finally:
-            machines.run(script, "down")
-
-
-def give_homes(hosts: Hosts) -> None:
-    """Each machine gets an empty home folder of its own, at one path, and knows the names of both.
-
-    The machines share their disk with this one: without, they would share the token and write to the user's real home.
-    """
-    folder = hosts.folder
-    (folder / "home").mkdir()
-    root = re.compile(r"^(root:(?:[^:]*:){4})[^:]*", re.MULTILINE)
-    (folder / "passwd").write_text(root.sub(rf"\g<1>{folder}/home", Path("/etc/passwd").read_text()))
-    names = [hosts.ssh(host, "hostname").strip() for host in (1, 2)]
-    lines = [f"{address} {name}\n" for address, name in zip(hosts.addresses, names, strict=True)]
-    (folder / "names").write_text("127.0.0.1 localhost\n" + "".join(lines))
-    for host in (1, 2):
-        (folder / f"home{host}").mkdir()
-        hosts.ssh(
-            host,
-            f"mount --bind {folder}/home{host} {folder}/home && mount --bind {folder}/passwd /etc/passwd"
-            f" && mount --bind {folder}/names /etc/hosts",
-        )
+    with machines_up(3) as machines:
+        yield machines
 
 
 def edit(hosts: Hosts) -> str:
     """A copy of cluster/config.yaml with its first part edited, as a user would: these machines, and this Python."""
     config = yaml.safe_load((ROOT / "cluster" / "config.yaml").read_text())
     config["cluster_name"] = "fedray-test"
-    config["provider"].update(head_ip=hosts.addresses[0], worker_ips=list(hosts.addresses[1:]))
+    config["provider"].update(head_ip=hosts.addresses[0], worker_ips=[hosts.addresses[1]])
     config["auth"].update(ssh_user="root", ssh_private_key=str(hosts.folder / "id"))
     [settings] = config["initialization_commands"]
     # nothing to install: the libraries are here, and the package is the synchronized copy

@@ -118,7 +118,7 @@ def test_ray_below_a_deep_folder_for_a_user_without_a_home_folder(plain: str, tm
     assert done.returncode == 0, done.stderr
     assert model_of(tmp_path) == plain
     # Ray's files are where the user wants them
-    assert list(deep.glob("ray/session_*/logs"))
+    assert list(deep.glob("fedray-*/ray/session_*/logs"))
 
 
 def with_limit(size: int) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole_units
-from fedray.engine.ray.local_cluster import ray_folder, start_cluster
+from fedray.engine.ray.local_cluster import private_folder, ray_folder, start_cluster
 from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
     """
     if ray.is_initialized():
         return None
-    address = existing_cluster(engine)
+    address = existing_cluster(engine, say)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address is None:
@@ -69,23 +69,58 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
     return False
 
 
-def existing_cluster(engine: EngineConfig) -> str | None:
+def existing_cluster(engine: EngineConfig, say: Callable[[str], None] = lambda line: None) -> str | None:
     """Returns the address of the Ray cluster that :func:`connect` would join, such as ``10.0.0.1:6379``, or None if it
-    would start a new cluster."""
-    address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here()
+    would start a new cluster.
+
+    ``say`` shows a line to the user if there is a cluster that may be somebody else's. Raises :class:`UserError` if
+    ``engine.address`` is ``auto`` and this node belongs to no cluster.
+    """
+    address = engine.address or os.environ.get("RAY_ADDRESS") or None
+    if address in (None, "auto"):
+        here = _address_here(say)
+        if address and not here:
+            raise UserError("engine.address=auto: this machine belongs to no Ray cluster of yours")
+        address = here
     return None if address == "local" else address
 
 
-def _address_here() -> str | None:
-    """Returns the address of the Ray cluster that this node belongs to, or None. Because a cluster that has died leaves
-    its address behind, the function tries whether the cluster answers."""
-    try:
-        # the file in which `ray start` stores the address
-        address = (ray_folder() / "ray_current_cluster").read_text().strip()
-        _connect(address, seconds=2)
-    except (OSError, ValueError):
-        return None
-    return address
+def _address_here(say: Callable[[str], None]) -> str | None:
+    """Returns the address of the Ray cluster that this node belongs to, or None.
+
+    ``ray start`` stores the address in a file that every local user can replace, and that stays behind when the cluster
+    dies. Whoever connects shows the cluster's token, so the file is believed only if a Ray process that no other user
+    can have started belongs to that cluster.
+    """
+    for folder in dict.fromkeys((private_folder(), ray_folder())):
+        file = folder / "ray_current_cluster"
+        try:
+            # without blocking, because it may be a pipe
+            with open(file, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as text:
+                address = text.read(100).strip()
+            _connect(address, seconds=2)
+        except (OSError, ValueError):
+            continue
+        if address in _clusters_of_own_processes():
+            return address
+        say(
+            f"the Ray cluster at {address} (named by {file}) is not used, because you have no Ray process on this "
+            f"machine that belongs to it; if you trust it, set engine.address={address}"
+        )
+    return None
+
+
+def _clusters_of_own_processes() -> set[str]:
+    """Returns the addresses of the Ray clusters to which Ray processes of this user, or of root, on this machine
+    belong."""
+    import psutil  # it comes with Ray, and is found once Ray is imported
+
+    flag, found = "--gcs-address=", set()
+    for process in psutil.process_iter(["name", "uids", "cmdline"]):
+        info = process.info
+        if info["name"] == "raylet" and info["uids"] and info["uids"].real in (0, os.getuid()):
+            found |= {word.removeprefix(flag) for word in info["cmdline"] or () if word.startswith(flag)}
+    return found
 
 
 def _connect(address: str, seconds: float = 10) -> None:

@@ -1,4 +1,5 @@
-"""Starts a Ray cluster on this machine, even if the machine is busy or the path of its temporary folder is long."""
+"""Starts a Ray cluster on this machine, with its files in a folder that only this user can enter, even if the machine is
+busy or the path of its temporary folder is long."""
 
 from __future__ import annotations
 
@@ -26,6 +27,10 @@ OF_CLUSTER = {
     # prestarted processes would stay idle, because fedray's actors need processes with other environment variables
     "RAY_prestart_worker_first_driver": "0",
     "RAY_max_direct_call_object_size": str(INLINE_BYTES),
+    # Ray serves its metrics on all of the machine's addresses, to anyone. -1 is no port: Ray logs that it can't serve
+    "RAY_enable_metrics_collection": "0",
+    "AUTOSCALER_METRIC_PORT": "-1",
+    "DASHBOARD_METRIC_PORT": "-1",
 }
 """Ray's settings for a cluster that is started on this machine, as environment variables. Variables that the user has
 set keep their values."""
@@ -52,7 +57,7 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
         Path.home()
     except RuntimeError:  # Ray keeps a token in the user's home folder
         os.environ["HOME"] = tempfile.gettempdir()
-    folder = ray_folder()
+    folder = private_folder()
     failure = _failure(engine, folder, options)
     if failure and wanted():
         folder = _other_folder(folder)
@@ -63,16 +68,42 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
 
 
 def ray_folder() -> Path:
-    """Returns the folder in which Ray keeps its files on this machine by default, such as ``/tmp/ray``."""
+    """Returns the folder in which ``ray start`` keeps its files on this machine, such as ``/tmp/ray``. Ray lets all users
+    write to it."""
     # follows Ray's own rule, for which Ray has no public function
     place = next((os.environ[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "/tmp")
     return Path(place, "ray").absolute()
+
+
+def private_folder() -> Path:
+    """Returns the folder in which the clusters that fedray starts keep their files, such as ``/tmp/fedray-1000/ray``.
+
+    It is :func:`ray_folder` if others can't enter the folder around that, and else lies in a folder of this user's
+    beside it. The folder around it is made by :func:`_make_private`.
+    """
+    folder = ray_folder()
+    with contextlib.suppress(OSError):
+        place = folder.parent.stat()
+        if place.st_uid == os.getuid() and not place.st_mode & 0o077:
+            return folder
+    return folder.parent / f"fedray-{os.getuid()}" / folder.name
+
+
+def _make_private(folder: Path) -> None:
+    """Makes ``folder`` with mode 700, or gives it this mode. Raises OSError if it belongs to another user."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # a symbolic link may belong to somebody else, who can let it point elsewhere later
+    if folder.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    folder.chmod(0o700)
 
 
 def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str | None:
     """Starts a Ray cluster with its files in ``folder`` and further ``options`` of ``ray.init``. Returns the reason why
     it did not start, or None if it did."""
     try:
+        # Ray itself lets all users read and write its folder, so the folder around it keeps them out
+        _make_private(folder.parent)
         ray.init(
             address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
             _temp_dir=str(_short(folder)), **options,
@@ -106,11 +137,11 @@ def end_processes() -> None:
 
 
 def _other_folder(folder: Path) -> Path:
-    """Makes and returns a new folder for Ray's files beside ``folder``, or in one of :data:`SHORT_PLACES` if that
-    fails. Returns ``folder`` if no new folder can be made."""
-    for place in (folder.parent, *SHORT_PLACES):
+    """Returns a folder for Ray's files in a new folder near ``folder``, or in one of :data:`SHORT_PLACES` if that fails.
+    Returns ``folder`` if no new folder can be made."""
+    for place in (ray_folder().parent, *SHORT_PLACES):
         with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix="ray-", dir=place))
+            return Path(tempfile.mkdtemp(prefix="ray-", dir=place), folder.name)
     return folder
 
 
@@ -127,9 +158,7 @@ def _short(folder: Path) -> Path:
     for place in SHORT_PLACES:
         links = Path(place, f"fedray-{os.getuid()}")
         with contextlib.suppress(OSError):
-            links.mkdir(mode=0o700, exist_ok=True)
-            if links.lstat().st_uid != os.getuid():
-                continue
+            _make_private(links)
             link = links / name
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(folder)

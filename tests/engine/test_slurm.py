@@ -1,0 +1,130 @@
+"""cluster/slurm.sbatch on a real Slurm, of two machines of their own: a job that is queued again before its time is over."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hosts import ROOT, Hosts, machines_up
+
+from fedray import simulate
+
+CONF = """
+ClusterName=test
+SlurmctldHost={head}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=cred_expire=10
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+MpiDefault=none
+ReturnToService=2
+KillWait=10
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+RUN = {
+    "algorithm.name": "fedavgm", "data.clients": 8, "model.name": "logistic", "engine.actors": 2,
+    "engine.cpus_per_actor": 1, "run.name": "slurm",
+}  # fmt: skip
+
+
+def start_slurm(hosts: Hosts) -> None:
+    folder = hosts.folder
+    (folder / "key").write_bytes(b"a key for munge on these machines alone" * 2)
+    (folder / "key").chmod(0o600)
+    names = [hosts.ssh(host, "hostname").strip() for host in (1, 2)]
+    nodes = "\n".join(
+        f"NodeName={name} NodeAddr={address} CPUs=2" for name, address in zip(names, hosts.addresses, strict=True)
+    )
+    (folder / "slurm.conf").write_text(CONF.format(head=names[0], folder=folder, nodes=nodes))
+    # version 2 would be Slurm's choice here, and needs systemd
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    Path("/run/munge").mkdir(exist_ok=True)
+    for host in (1, 2):
+        (folder / f"munge{host}").mkdir()
+        (folder / f"home{host}" / ".fedray").mkdir()
+        (folder / f"home{host}" / ".fedray" / "venv").symlink_to(sys.prefix)
+        own = f"{folder}/munge{host}"
+        hosts.ssh(
+            host,
+            f"mount --bind {own} /run/munge && munged --force --key-file={folder}/key --pid-file={own}/pid"
+            f" --seed-file={own}/seed --log-file={own}/log --socket=/run/munge/munge.socket.2",
+        )
+    hosts.ssh(1, f"mkdir -p {folder}/state && slurmctld -c -f {folder}/slurm.conf")
+    for host in (1, 2):
+        hosts.ssh(host, f"slurmd -f {folder}/slurm.conf -N {names[host - 1]}")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    if not shutil.which("slurmctld") or not shutil.which("munged"):
+        pytest.skip("no Slurm: Debian's packages slurm-wlm and munge")
+    with machines_up(2) as machines:
+        start_slurm(machines)
+        yield machines
+
+
+def until(found: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline, what()
+        time.sleep(1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_that_is_queued_again_gives_the_same_bits(hosts: Hosts) -> None:
+    work = hosts.folder / "work"
+    work.mkdir()
+
+    def slurm(command: str) -> str:
+        return hosts.ssh(1, f"cd {work} && SLURM_CONF={hosts.folder}/slurm.conf PYTHONPATH={ROOT} {command}")
+
+    # long enough to be cut off once, short enough to end after that
+    settings = RUN | {"run.rounds": 1200}
+    words = " ".join(f"{key}={value}" for key, value in settings.items())
+    limits = "--cpus-per-task=2 --mem=0 --time=2 --signal=B:USR1@30"
+    [job] = re.findall(r"^Submitted batch job (\d+)$", slurm(f"sbatch {limits} {ROOT}/cluster/slurm.sbatch {words}"), re.M)
+    log = work / f"fedray-{job}.log"
+
+    def said(text: str) -> Callable[[], bool]:
+        return lambda: log.exists() and text in log.read_text(errors="replace")
+
+    def state() -> str:
+        return slurm("squeue --all") + (log.read_text(errors="replace") if log.exists() else "")
+
+    until(said("queued again"), 240, state)
+    until(said("completed after 1200 rounds"), 400, state)
+    until(lambda: not slurm("squeue --noheader").strip(), 60, state)
+    shown = log.read_text(errors="replace")
+    assert re.search(r"round \d+ reached before; going on", shown)
+    summary = json.loads((work / "runs" / "slurm" / "summary.json").read_text())
+    assert len({process["node"] for process in summary["machine"]["processes"]}) == 2
+    alone = simulate(settings | {"engine.kind": "local", "engine.actors": "auto", "run.output": str(hosts.folder / "a")})
+    assert summary["model_sha256"] == alone.summary["model_sha256"]
+    for host in (1, 2):
+        assert not hosts.ray_processes(host)
+    # nothing is left, neither of Ray nor of its token
+    assert not [path for path in Path("/tmp").glob("fedray-??????") if (path / "output").exists()]
+
+
+def test_the_script_is_bash() -> None:
+    for script in ("slurm.sbatch", "node.sh"):
+        assert subprocess.run(["bash", "-n", str(ROOT / "cluster" / script)], check=False).returncode == 0
