@@ -220,15 +220,21 @@ def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | N
     Returns the first result that is not None, followed by the node's name, or None if no node lacks anything. Raises
     :class:`UserError` if a node does not answer within ``timeout`` seconds.
     """
-    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in living_nodes()}
-    asked = {
-        name: ray.remote(check)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        .remote()
-        for node, name in nodes.items()
-    }
-    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout)
-    for name, each in asked.items():
-        if each not in ready:
+    asked = [(node["NodeManagerHostname"], answer) for node, answer in ask_nodes(check, timeout)]
+    for name, answer in asked:
+        if answer is None:
             raise UserError(f"{name} did not start a process in engine.start_timeout={timeout:g} s")
-    return next((f"{missing} on {name}" for name, each in asked.items() if (missing := ray.get(each))), None)
+    return next((f"{missing} on {name}" for name, answer in asked if (missing := ray.get(answer))), None)
+
+
+def ask_nodes(what: Callable[[], Any], timeout: float) -> list[tuple[dict[str, Any], Any]]:
+    """Calls ``what()`` on all nodes of the cluster at the same time. Returns Ray's description of each node with Ray's
+    reference to the result, or with None if the node has not answered within ``timeout`` seconds."""
+    # Ray takes functions only, and what() may be another callable
+    function = ray.remote(lambda: what())
+    asked = {}
+    for node in living_nodes():
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked[function.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()] = node
+    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
+    return [(node, answer if answer in ready else None) for answer, node in asked.items()]
