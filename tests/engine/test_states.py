@@ -91,7 +91,9 @@ def test_a_full_disk(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(UserError, match=r"state .* \(0.4 MB\) can't be written to .*states on .*: .*engine.spill_dir"):
+        with pytest.raises(
+            UserError, match=r"state .* \(0.4 MB\) can't be written to .*states on .*: .*engine.spill_dir"
+        ):
             folder.write("s", {"c": np.zeros(100_000, np.float32)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -226,9 +228,12 @@ def test_two_nodes(algorithm, fate, tmp_path):
     program = Path(__file__).parents[1] / "support" / "two_nodes.py"
     command = [sys.executable, str(program), str(tmp_path / "cluster"), algorithm, fate]
     path = os.pathsep.join([str(program.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240)
+    variables = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found = type(local)(tmp_path / "cluster" / "run", local.module)
     log = (found.folder / "log.txt").read_text()
     assert ("resuming" in log) == (fate == "lose")
     assert_same(local, found)
+    # nothing is left, not even on a node that was lost
+    assert [*tmp_path.glob("fedray-*"), *found.folder.glob(".*")] == []

@@ -59,8 +59,8 @@ def _ports(program: str, process: Any) -> list[Port]:
 
 
 def _program(words: Sequence[str]) -> str:
-    """Returns what the Ray process with this command is, such as ``raylet`` or ``ClientActor``, or an empty text if it is no
-    process of Ray."""
+    """Returns what the Ray process with this command is, such as ``raylet`` or ``ClientActor``, or an empty text if it
+    is no process of Ray."""
     if words and words[0].startswith("ray::"):
         return words[0].removeprefix("ray::").partition(".")[0]
     for word in words[:4]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 
 from fedray.engine.ray.client_actor import StateReader
-from fedray.engine.ray.cluster import NO_TASK_EVENTS
+from fedray.engine.ray.cluster import NO_TASK_EVENTS, living_nodes
 from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.errors import StateLost
@@ -22,6 +22,9 @@ from fedray.experiment.experiment import Experiment
 
 ANSWER_SECONDS = 10.0
 """After how many seconds without an answer another node is asked again, and the user is told."""
+
+START_SECONDS = 60.0
+"""How long a reader may take to start that is needed only to remove clients' states."""
 
 
 class RemoteStates:
@@ -36,13 +39,15 @@ class RemoteStates:
     def open(self, node: str, host: str) -> None:
         """Starts a reader on ``node``, whose host is called ``host``, unless there is one or it is the server's node.
         Clients' states that a killed run may have left there are removed."""
-        if node == self.here.node or node in self._readers:
-            return
+        if node != self.here.node and node not in self._readers:
+            self._start_reader(node, host)
+            self._answer(node, "begin")
+
+    def _start_reader(self, node: str, host: str) -> None:
         place = NodeAffinitySchedulingStrategy(node, soft=False)
         options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
         reader: Any = ray.remote(StateReader).options(**options)
         self._hosts[node], self._readers[node] = host, reader.remote(self.experiment, self.here.node)
-        self._answer(node, "begin")
 
     def near(self, handle: Handle | None, node: str) -> Handle | None:
         """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
@@ -80,22 +85,33 @@ class RemoteStates:
 
     def clear(self) -> None:
         """Removes all clients' states of the run from the other nodes that answer."""
-        self._ask_all("begin")
+        self._ask("begin", list(self._readers), ANSWER_SECONDS)
 
     def close(self) -> None:
         """Removes all clients' states from all nodes once the client actors, which must have been told to end, are
         gone, and ends the readers."""
-        if silent := self._ask_all("end"):
+        silent = self._ask("end", list(self._readers), ANSWER_SECONDS)
+        # a host that was lost may be back as another node, on which no client actor has started yet
+        back = {
+            node["NodeID"]: node["NodeManagerHostname"]
+            for node in (living_nodes() if silent else ())
+            if node["NodeManagerHostname"] in silent and node["NodeID"] not in (self.here.node, *self._readers)
+        }
+        for node, host in back.items():
+            self._start_reader(node, host)
+        silent = [host for host in silent if host not in back.values()] + self._ask("end", list(back), START_SECONDS)
+        if silent:
             self.say(f"clients' states are left on {', '.join(silent)}, as no answer comes: fedray clean removes them")
         self.here.clear(ENDING_SECONDS)
         for reader in self._readers.values():
             ray.kill(reader)
         self._readers = {}
 
-    def _ask_all(self, method: str) -> list[str]:
-        """Calls ``method`` of all readers, and returns the names of the hosts from which no answer came."""
-        asked = {getattr(reader, method).remote(): self._hosts[node] for node, reader in self._readers.items()}
-        ready = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else []
+    def _ask(self, method: str, nodes: Sequence[str], seconds: float) -> list[str]:
+        """Calls ``method`` of the readers on ``nodes``, and returns the names of the hosts from which no answer came
+        within so many ``seconds``."""
+        asked = {getattr(self._readers[node], method).remote(): self._hosts[node] for node in nodes}
+        ready = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[0] if asked else []
         answered = set()
         for reference in ready:
             with contextlib.suppress(RayError):

@@ -56,7 +56,8 @@ class StateFile:
 
 class StateFolder:
     """The folder in which the processes on the node ``node`` keep the files with clients' states. It belongs to one
-    run, whose folder is ``run``, and is created when it is first needed."""
+    run, and is created when it is first needed. Outside of the run folder it has a note for people, which names ``run``,
+    the path of the run folder."""
 
     def __init__(self, path: Path, node: str = "", run: str = "") -> None:
         self.path, self.node = path, node
@@ -71,8 +72,9 @@ class StateFolder:
         own = PREFIX + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
             return cls(Path(config.engine.spill_dir).absolute() / own, node, str(run))
-        place = run / OF_SERVER if node == server else Path(tempfile.gettempdir()) / own
-        return cls(place, node, str(run))
+        if node == server:
+            return cls(run / OF_SERVER, node)
+        return cls(Path(tempfile.gettempdir()) / own, node, str(run))
 
     def write(self, name: str, state: State) -> StateFile:
         """Writes the arrays of ``state`` to the file ``name`` in this folder, and returns the file. It is never visible
