@@ -71,7 +71,7 @@ def _leavings(config: Config, sweeps: str, cluster: bool, remove: bool) -> tuple
     with connected(config, print):
         from fedray.engine.machines.cluster import leavings_of_cluster
 
-        there, silent = leavings_of_cluster(config.engine.spill_dir, remove, config.engine.start_timeout)
+        there, silent = leavings_of_cluster(config.engine.spill_dir, remove, config.engine.start_timeout, print)
     known = {(each.host, each.path) for each in here}
     return here + [each for each in there if (each.host, each.path) not in known], silent
 

@@ -75,7 +75,7 @@ def _of_cluster(config: Config, asks_for_data: bool) -> tuple[list[Facts], dict[
 
         paths = _data_files(config) if asks_for_data else []
         patience = config.engine.start_timeout
-        nodes, silent = facts_of_cluster(_folders(config), paths, patience)
+        nodes, silent = facts_of_cluster(_folders(config), paths, patience, print)
         clocks = clocks_of_cluster(patience)
     log = "look at raylet.err in the folder of Ray's logs there"
     lost = [Finding((host,), f"tells nothing about itself: {reason}", log) for host, reason in silent.items()]

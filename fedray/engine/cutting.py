@@ -35,6 +35,17 @@ SUMS_BYTES = 128_000_000
 """The bytes of memory that a worker may use for the partial sums of a task."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a cohort that makes a task. ``blocks`` has its clients, as ranges ``(start, stop)`` of positions in the
+    cohort, such as ``[(0, 4), (8, 10)]``. ``work`` is the number of samples in all their local mini-batches, and
+    ``region`` the region of the pool (:attr:`Pool.regions`) whose workers should do the task."""
+
+    blocks: Blocks
+    work: float
+    region: int = 0
+
+
 class TaskCutter:
     """Cuts the cohort of each round into tasks for the workers of ``pool``. The size of a task depends on how many
     samples its clients train on, and on the time that a sample took in the round before.
@@ -53,27 +64,33 @@ class TaskCutter:
         self._work: list[float] = []
         self._pace = 0.0
 
-    def cut(self, cohort: Cohort) -> Sequence[Blocks]:
-        """Returns the tasks for the clients of ``cohort``, in the order in which workers should get them. Each task is
-        a list of blocks, ranges ``(start, stop)`` of positions in the cohort, such as ``[(0, 4), (8, 10)]``."""
+    def cut(self, cohort: Cohort) -> Sequence[Part]:
+        """Returns the parts of ``cohort`` that make a task each, in the order in which workers should get them.
+
+        Each region of the pool gets neighbouring positions, as many as its workers can do in the same time as the other
+        regions, because sums over neighbours can be added up where they are.
+        """
         self._work = [load_of(size, self.training).seen for size in cohort.sizes]
-        return cut_into_tasks(
-            self._work, self.pool.slots, self.pool.task_fraction,
-            None if self.chunk is None else stacks(len(cohort.ids), self.chunk), self._nodes,
-            least=LEAST_SECONDS / self._pace if self._pace else 0,
-            longest=LONGEST_SECONDS / self._pace if self._pace else math.inf,
-            together=max(1, min(self.lanes, len(cohort.ids) // self.pool.slots)),
-        )  # fmt: skip
+        members, regions = len(cohort.ids), self.pool.regions
+        undivided = None if self.chunk is None else stacks(members, self.chunk)
+        ranges = split_by_work(self._work, [region.speed for region in regions], undivided)
+        parts = [
+            Part(blocks, sum(self._work[place] for place in positions(blocks)), number)
+            for number, (region, within) in enumerate(zip(regions, ranges, strict=True))
+            for blocks in cut_into_tasks(
+                self._work, region.workers, self.pool.task_fraction, undivided, self._nodes,
+                least=LEAST_SECONDS / self._pace if self._pace else 0,
+                longest=LONGEST_SECONDS / self._pace if self._pace else math.inf,
+                together=max(1, min(self.lanes, members // self.pool.slots)),
+                within=within,
+            )
+        ]  # fmt: skip
+        return parts if len(regions) == 1 else sorted(parts, key=lambda part: -part.work)
 
     @property
     def samples(self) -> float:
         """The work of the cohort that was cut last: the number of samples in all its clients' local mini-batches."""
         return sum(self._work)
-
-    def work_of(self, blocks: Blocks) -> float:
-        """Returns the work of a task: the number of samples in all local mini-batches of the clients at the positions
-        ``blocks`` of the cohort that was cut last."""
-        return sum(self._work[place] for place in positions(blocks))
 
     def learn(self, seconds: float) -> None:
         """Learns how long a sample takes: all workers together took ``seconds`` to train the cohort that was cut last.
@@ -90,9 +107,10 @@ def cut_into_tasks(
     least: float = 0,
     longest: float = math.inf,
     together: int = 1,
+    within: tuple[int, int] | None = None,
 ) -> list[list[tuple[int, int]]]:
     """Cuts a cohort into tasks for workers, and returns each task as a list of blocks, which are ranges
-    ``(start, stop)`` of positions in the cohort.
+    ``(start, stop)`` of positions in the cohort. With ``within``, only the positions of this range are cut.
 
     ``work`` has the cost of the client at each position, in any unit. The target size of a task is the fraction
     ``task_fraction`` of an even share, which is the remaining work divided by the number of workers, ``slots``. So
@@ -111,7 +129,7 @@ def cut_into_tasks(
     further. Adding up a task needs at most ``nodes`` nodes of the summation tree at a time, unless a single block that
     is not cut needs more. How the cohort is cut changes no bit of the sums over clients.
     """
-    blocks = _Blocks(work, undivided, nodes, together)
+    blocks = _Blocks(work, undivided, nodes, together, within or (0, len(work)))
     tasks: list[list[tuple[int, int]]] = []
     while blocks.left:
         if len(tasks) % slots == 0:
@@ -125,11 +143,15 @@ class _Blocks:
     """The blocks of a cohort that are not yet in a task: a heap ``left`` with the most expensive block first, and the
     ``cost`` of all of them together. The arguments are those of :func:`cut_into_tasks`."""
 
-    def __init__(self, work: Sequence[float], undivided: Blocks | None, nodes: int, together: int) -> None:
+    def __init__(
+        self, work: Sequence[float], undivided: Blocks | None, nodes: int, together: int, within: tuple[int, int]
+    ) -> None:
         self._upto = list(itertools.accumulate(work, initial=0))
         self._members, self._undivided, self._nodes, self._together = len(work), undivided, nodes, together
-        self.cost = self._upto[-1]
-        self.left = [self._entry(*block) for block in undivided or [(0, len(work))]]
+        start, stop = within
+        self.cost = self._upto[stop] - self._upto[start]
+        whole = subtrees(start, stop, len(work)) if undivided is None else undivided
+        self.left = [self._entry(*block) for block in whole if start <= block[0] < stop]
         heapq.heapify(self.left)
 
     def take(self, target: float) -> list[tuple[int, int]]:
@@ -177,6 +199,27 @@ def _priority(cost: float, length: int) -> tuple[float, float]:
     return -math.frexp(cost)[1], -cost if length == 1 else 0
 
 
+def split_by_work(
+    work: Sequence[float], shares: Sequence[float], undivided: Blocks | None = None
+) -> list[tuple[int, int]]:
+    """Divides a cohort into neighbouring ranges ``(start, stop)`` of positions, one for each of the ``shares``, whose
+    work is about in the proportion of the shares.
+
+    ``work`` and ``undivided`` are as in :func:`cut_into_tasks`. No block of ``undivided`` is divided. Without such
+    blocks a range begins at a multiple of a power of two, so that its sum has few nodes of the summation tree. A range
+    may be empty.
+    """
+    members, upto = len(work), list(itertools.accumulate(work, initial=0))
+    step = 1 << max(0, (members // (8 * len(shares))).bit_length() - 1)
+    edges = [*range(0, members, step), members] if undivided is None else [*(start for start, _ in undivided), members]
+    bounds = [0]
+    for share in itertools.accumulate(shares):
+        wanted = upto[-1] * share / sum(shares)
+        bounds.append(max(bounds[-1], min(edges, key=lambda edge: abs(upto[edge] - wanted))))
+    bounds[-1] = members
+    return list(itertools.pairwise(bounds))
+
+
 @dataclass(frozen=True)
 class Sent:
     """The broadcast of a phase, as tasks refer to it. ``shared`` is a handle of the models and vectors that all clients
@@ -186,14 +229,13 @@ class Sent:
     scalars: Mapping[str, Sequence[float]]
 
 
-def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
-    """Returns the task of running a phase for the clients at the positions ``blocks`` of the cohort.
+def task_of(part: Part, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
+    """Returns the task of running a phase for the clients of a ``part`` of the cohort.
 
-    ``sent`` has the broadcasts of all phases of the round so far, and the task is for the last of these phases.
-    ``work`` is the number of samples in all local mini-batches of these clients. What else the task contains comes from
-    ``state`` and ``experiment``.
+    ``sent`` has the broadcasts of all phases of the round so far, and the task is for the last of these phases. What
+    else the task contains comes from ``state`` and ``experiment``.
     """
-    server, places, algorithm = state.server, positions(blocks), experiment.algorithm
+    server, places, algorithm = state.server, positions(part.blocks), experiment.algorithm
     cohort = server.cohort
 
     def of_task(values: Sequence[Any]) -> list[Any]:
@@ -203,9 +245,10 @@ def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, 
     return PhaseTask(
         round=server.round,
         phase=len(sent) - 1,
-        blocks=blocks,
+        blocks=part.blocks,
         members=len(cohort.ids),
-        work=work,
+        work=part.work,
+        region=part.region,
         lr=server.lr,
         ids=ids,
         weights=of_task(cohort.weights),

@@ -16,6 +16,14 @@ from fedray.engine.tasks import AnyTask, Handle
 from fedray.engine.worker import Worker
 
 
+@dataclass(frozen=True)
+class Region:
+    """Workers that are near each other: how many they are, and how fast they are together, in any unit."""
+
+    workers: int
+    speed: float = 1.0
+
+
 class Pool(Protocol):
     """The interface of a pool, the workers of a run, which train and evaluate clients.
 
@@ -34,6 +42,11 @@ class Pool(Protocol):
     @property
     def slots(self) -> int:
         """The number of tasks that the workers do at the same time. It may change between rounds."""
+
+    @property
+    def regions(self) -> Sequence[Region]:
+        """The groups of workers that are near each other, such as those of one host. The cohort is divided so that each
+        region gets neighbouring positions. All regions together have ``slots`` workers."""
 
     @property
     def task_fraction(self) -> float:
@@ -99,6 +112,10 @@ class LocalPool:
     one, and it is the best one for debugging."""
 
     slots, task_fraction = 1, 0.5
+
+    @property
+    def regions(self) -> Sequence[Region]:
+        return [Region(self.slots)]
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.states = worker, worker.clients.states

@@ -95,7 +95,7 @@ def run_round(
             server.vectors |= server_training.result()
         broadcast = algorithm.broadcast(server, phase)
         sent.append(Sent(queue.pool.publish(broadcast.shared), broadcast.scalars))
-        tasks = [task_of(blocks, cutter.work_of(blocks), sent, state, experiment) for blocks in cut]
+        tasks = [task_of(part, sent, state, experiment) for part in cut]
         sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device)
         # a later phase goes to the worker that has the kept values of the phase before
         for task, found in queue.run(tasks, sticky=len(sent) > 1):

@@ -35,7 +35,8 @@ class PhaseTask:
     none yet, and ``received``, handles of the models that the clients received last, if the algorithm needs them.
     ``broadcasts`` and ``scalars`` have an entry for each phase up to this one, so that a worker can repeat the
     earlier phases if the actor that did them was lost. ``keeps`` says whether the worker keeps ``Result.kept`` for a
-    later phase.
+    later phase. ``region`` is the number of the pool's region whose workers should do the task
+    (:attr:`Pool.regions`).
     """
 
     round: int
@@ -53,6 +54,7 @@ class PhaseTask:
     states: Sequence[Handle | None] = ()
     received: Sequence[Handle | None] = ()
     keeps: bool = True
+    region: int = 0
 
     @property
     def start(self) -> int:

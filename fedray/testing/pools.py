@@ -22,7 +22,7 @@ from fedray.api import simulate
 from fedray.config import load
 from fedray.core.vectors import Model
 from fedray.engine.cohorts import cohort_of_round
-from fedray.engine.cutting import Sent, TaskCutter, task_of
+from fedray.engine.cutting import Part, Sent, TaskCutter, task_of
 from fedray.engine.local_engine import make_pool
 from fedray.engine.opening import open_run
 from fedray.engine.pool import Pool
@@ -174,7 +174,7 @@ class PoolContract:
             next(phase_tasks(run))
             cutter = TaskCutter(run.pool, run.experiment.training, None, run.state.layout.row_width)
             cohort = run.state.server.cohort
-            positions = [i for blocks in cutter.cut(cohort) for start, stop in blocks for i in range(start, stop)]
+            positions = [i for part in cutter.cut(cohort) for start, stop in part.blocks for i in range(start, stop)]
         assert sorted(positions) == list(range(len(cohort.ids)))
 
 
@@ -191,7 +191,10 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
     for phase in algorithm.phases:
         broadcast = algorithm.broadcast(server, phase)
         sent.append(Sent(run.pool.publish(broadcast.shared), broadcast.scalars))
-        yield phase, [task_of([(i, i + 1)], 1.0, sent, state, run.experiment) for i in range(len(server.cohort.ids))]
+        yield (
+            phase,
+            [task_of(Part([(i, i + 1)], 1.0), sent, state, run.experiment) for i in range(len(server.cohort.ids))],
+        )
 
 
 def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], dict[str, Any]]:

@@ -224,7 +224,7 @@ def test_a_node_without_fedray_is_examined(tmp_path: Path) -> None:
 
 def test_a_cluster(ray_cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_bytes(b"abc")
-    [found], silent = facts_of_cluster({}, [str(tmp_path / "x")], 120)
+    [found], silent = facts_of_cluster({}, [str(tmp_path / "x")], 120, print)
     assert silent == {}
     assert found["host"] == platform.node()
     assert found["cpus"]["ray"] == 4

@@ -216,6 +216,8 @@ def test_states_removed_under_a_run_on_ray(algorithm, tmp_path, ray_cluster):
     [
         pytest.param("scaffold", "keep", marks=pytest.mark.slow),
         ("scaffold", "lose"),
+        pytest.param("fedavg", "lose", marks=pytest.mark.slow),
+        pytest.param("fedsiam_da", "keep", marks=pytest.mark.slow),
         pytest.param("local_ghbm", "keep", marks=pytest.mark.slow),
     ],
 )
@@ -233,7 +235,8 @@ def test_two_nodes(algorithm, fate, tmp_path):
     assert done.returncode == 0, done.stderr
     found = type(local)(tmp_path / "cluster" / "run", local.module)
     log = (found.folder / "log.txt").read_text()
-    assert ("resuming" in log) == (fate == "lose")
+    assert ("resuming" in log) == (fate == "lose" and algorithm != "fedavg")
+    assert "node actor: on" in log
     assert_same(local, found)
     # nothing is left, not even on a node that was lost
     assert [*tmp_path.glob("fedray-*"), *found.folder.glob(".*")] == []

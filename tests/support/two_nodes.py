@@ -17,6 +17,8 @@ from fedray.testing.contracts import small_source
 
 output, algorithm, fate = sys.argv[1:]
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+# so that even the sums of small models stay on their node until they are added up
+os.environ["RAY_max_direct_call_object_size"] = "1000"  # noqa: SIM112
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 second = cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

@@ -31,16 +31,16 @@ class Answers:
 
 
 def facts_of_cluster(
-    folders: Mapping[str, str], data: Sequence[str], timeout: float
+    folders: Mapping[str, str], data: Sequence[str], timeout: float, say: Callable[[str], None]
 ) -> tuple[list[Facts], dict[str, str]]:
     """Returns the facts about all nodes, with the amounts of CPUs and memory that Ray counts there, and the nodes that
     have not answered within ``timeout`` seconds, with the reasons. ``folders`` and ``data`` are as in
-    :func:`~fedray.engine.machines.facts.gather`."""
+    :func:`~fedray.engine.machines.facts.gather`. ``say`` shows a line to the user while nodes are waited for."""
     pickling: Any = ray.cloudpickle
     for module in BY_VALUE:
         pickling.register_pickle_by_value(module)
     try:
-        answers = _asked(partial(facts.gather, folders, data), timeout)
+        answers = _asked(partial(facts.gather, folders, data), timeout, say)
     finally:
         for module in BY_VALUE:
             pickling.unregister_pickle_by_value(module)
@@ -58,7 +58,7 @@ def clocks_of_cluster(timeout: float) -> dict[str, float]:
     ahead = {}
     for _ in range(2):  # the second time the processes that answer are there already
         began = time.time()
-        for node, answer in ask_nodes(time.time, timeout):
+        for node, answer in ask_nodes(time.time, timeout, lambda line: None):
             if answer is not None:
                 shown = ray.get(answer)
                 low, high = shown - time.time(), shown - began
@@ -66,11 +66,13 @@ def clocks_of_cluster(timeout: float) -> dict[str, float]:
     return ahead
 
 
-def leavings_of_cluster(spill_dir: str | None, remove: bool, timeout: float) -> tuple[list[Leaving], dict[str, str]]:
+def leavings_of_cluster(
+    spill_dir: str | None, remove: bool, timeout: float, say: Callable[[str], None]
+) -> tuple[list[Leaving], dict[str, str]]:
     """Returns what runs have left on the nodes outside of run folders, as
     :func:`~fedray.engine.machines.leavings.find_leavings` does, and the nodes that have not answered within ``timeout``
-    seconds, with the reasons."""
-    answers = _asked(partial(find_leavings, (), spill_dir, remove), timeout)
+    seconds, with the reasons. ``say`` shows a line to the user while nodes are waited for."""
+    answers = _asked(partial(find_leavings, (), spill_dir, remove), timeout, say)
     found: dict[tuple[str, str], Leaving] = {}
     for _, leavings in answers.given:
         for each in leavings:
@@ -80,9 +82,9 @@ def leavings_of_cluster(spill_dir: str | None, remove: bool, timeout: float) -> 
     return list(found.values()), answers.silent
 
 
-def _asked(what: Callable[[], Any], timeout: float) -> Answers:
+def _asked(what: Callable[[], Any], timeout: float, say: Callable[[str], None]) -> Answers:
     answers = Answers()
-    for node, answer in ask_nodes(what, timeout):
+    for node, answer in ask_nodes(what, timeout, say):
         host = node["NodeManagerHostname"]
         try:
             if answer is None:

@@ -12,13 +12,10 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from fedray.engine.ray.client_actor import create_actor
-from fedray.engine.ray.cluster import actor_count, gpu_share, in_trial_group, living_nodes, shortage
+from fedray.engine.ray.cluster import SAY_SECONDS, actor_count, gpu_share, in_trial_group, living_nodes, shortage
 from fedray.engine.ray.stored import StoredData
 from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment.experiment import Experiment
-
-SAY_SECONDS = 10.0
-"""The seconds after which the user is told what the run waits for, and between two such lines."""
 
 LOOK_SECONDS = 5.0
 """The shortest time between two looks at the size of the cluster."""

@@ -1,23 +1,27 @@
-"""The Ray actors of a run: those that simulate clients, and those that read clients' states on other nodes."""
+"""The Ray actors that simulate clients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
 
 import ray
 from ray.exceptions import ActorDiedError, NodeDiedError, RayError, RayTaskError
 
+from fedray.core.tree import Node
 from fedray.engine.clients import Clients
 from fedray.engine.process import computing_process, environment, require_device
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.packing import Enclosed
-from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
+from fedray.engine.state.states import StateFolder
 from fedray.engine.tasks import Handle, PhaseResult, Task
 from fedray.engine.worker import Worker
 from fedray.errors import StateLost, Unreachable
 from fedray.experiment.experiment import Experiment
+
+Sums: TypeAlias = dict[str, Mapping[Node, Any]]
+"""The partial sums of a phase: for each upload, by name, the values of some nodes of the summation tree."""
 
 ASKED = "asked"
 """The concurrency group of the methods that a client actor answers while it does a task."""
@@ -64,6 +68,14 @@ class ClientActor:
         finally:
             self._running = None
 
+    def run_apart(self, number: int, task: Task) -> tuple[tuple[Any, int], Sums]:
+        """Does ``task`` as :meth:`run` does, but returns the partial sums over clients separately, so that they can
+        stay on this node. Returns the result without them with their bytes, and the sums by the upload's name."""
+        result, sums = self.run(number, task), Sums()
+        for name, partial in result.sums.items() if isinstance(result, PhaseResult) else ():
+            sums[name], partial.nodes = partial.nodes, {}
+        return (result, sum(value.nbytes for nodes in sums.values() for value in nodes.values())), sums
+
     @ray.method(concurrency_group=ASKED)
     def progress(self) -> int | None:
         """Returns the number of the task that the actor does now, or None. It answers at once, whatever the
@@ -89,34 +101,6 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
         )
         .remote(experiment, data, server)
     )
-
-
-class StateReader:
-    """An actor on a node other than the server's, which gives access to the files with clients' states there. It sends
-    states to the server for a checkpoint, and to client actors on other nodes. It survives the client actors of its
-    node, so that their files stay accessible."""
-
-    def __init__(self, experiment: Experiment, server: str) -> None:
-        self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)
-
-    def read(self, file: StateFile) -> State:
-        """Returns the arrays of the client state in ``file``, a file on this node, by name."""
-        return self.states.read(file)
-
-    def drop(self, files: Sequence[StateFile]) -> None:
-        """Removes ``files``, clients' states on this node that are no longer needed."""
-        self.states.drop(files)
-
-    def begin(self) -> None:
-        """Makes an empty folder for clients' states on this node. What this run left there before it was killed, and
-        what others left that are over, is removed."""
-        self.states.clear()
-        self.states.clear_others()
-        self.states.hold()
-
-    def end(self) -> None:
-        """Removes all files with clients' states of this run from this node, once its client actors here are gone."""
-        self.states.clear(ENDING_SECONDS)
 
 
 def get(handle: Handle) -> Any:

@@ -26,6 +26,9 @@ which Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 RESOURCES = ("CPU", "GPU")
 """The kinds of Ray's resources that fedray asks for and reports."""
 
+SAY_SECONDS = 10.0
+"""The seconds after which the user is told what the run waits for, and between two such lines."""
+
 TRIAL_BUNDLE = 0
 """The index of the bundle in a trial's placement group that is for the trial itself and its server."""
 
@@ -213,28 +216,40 @@ def in_words(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
 
 
-def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | None:
+def missing_on_nodes(check: Callable[[], str | None], timeout: float, say: Callable[[str], None]) -> str | None:
     """Calls ``check()`` on all nodes of the cluster, to find out whether one of them lacks something that the run
     needs, such as a compiler. ``check()`` returns what is missing, or None.
 
-    Returns the first result that is not None, followed by the node's name, or None if no node lacks anything. Raises
-    :class:`UserError` if a node does not answer within ``timeout`` seconds.
+    Returns the first result that is not None, followed by the node's name, or None if no node lacks anything. ``say``
+    shows a line to the user while nodes are waited for. Raises :class:`UserError` if a node does not answer within
+    ``timeout`` seconds.
     """
-    asked = [(node["NodeManagerHostname"], answer) for node, answer in ask_nodes(check, timeout)]
-    for name, answer in asked:
-        if answer is None:
-            raise UserError(f"{name} did not start a process in engine.start_timeout={timeout:g} s")
+    asked = [(node["NodeManagerHostname"], answer) for node, answer in ask_nodes(check, timeout, say)]
+    if late := [name for name, answer in asked if answer is None]:
+        raise UserError(f"{', '.join(late)} did not start a process in engine.start_timeout={timeout:g} s")
     return next((f"{missing} on {name}" for name, answer in asked if (missing := ray.get(answer))), None)
 
 
-def ask_nodes(what: Callable[[], Any], timeout: float) -> list[tuple[dict[str, Any], Any]]:
-    """Calls ``what()`` on all nodes of the cluster at the same time. Returns Ray's description of each node with Ray's
-    reference to the result, or with None if the node has not answered within ``timeout`` seconds."""
+def ask_nodes(
+    what: Callable[[], Any], timeout: float, say: Callable[[str], None]
+) -> list[tuple[dict[str, Any], Any]]:
+    """Calls ``what()`` on all nodes of the cluster at the same time. ``say`` shows a line to the user while nodes are
+    waited for.
+
+    Returns Ray's description of each node with Ray's reference to the result, or with None if the node has not
+    answered within ``timeout`` seconds.
+    """
     # Ray takes functions only, and what() may be another callable
     function = ray.remote(lambda: what())
     asked = {}
     for node in living_nodes():
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         asked[function.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()] = node
-    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
-    return [(node, answer if answer in ready else None) for answer, node in asked.items()]
+    left, waited = list(asked), 0.0
+    while left and waited < timeout:
+        _, left = ray.wait(left, num_returns=len(left), timeout=min(SAY_SECONDS, timeout - waited))
+        waited += SAY_SECONDS
+        if left and waited < timeout:
+            names = ", ".join(asked[each]["NodeManagerHostname"] for each in left)
+            say(f"waiting for {names} to start a process ({waited:.0f} s) ...")
+    return [(node, None if answer in left else answer) for answer, node in asked.items()]

@@ -18,10 +18,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedray.data.federated import FederatedData
 from fedray.engine.driver import Driver
 from fedray.engine.process import environment
-from fedray.engine.ray.actors import SAY_SECONDS
 from fedray.engine.ray.client_actor import create_actor
 from fedray.engine.ray.cluster import (
     NO_TASK_EVENTS,
+    SAY_SECONDS,
     TRIAL_BUNDLE,
     actor_count,
     check_resources,

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError, RayTaskError
 
 from fedray.core.structure import map_leaves
 from fedray.core.vectors import Vector
+from fedray.engine.pool import Region
 from fedray.engine.ray.actors import Actors, Member, cause_of
-from fedray.engine.ray.remote_states import RemoteStates
+from fedray.engine.ray.host_sums import HostSums, inline_bytes
+from fedray.engine.ray.other_nodes import OtherNodes
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.ray.watch import Sent, Watch, work_of
 from fedray.engine.state.packing import Enclosed, Packed
@@ -61,11 +63,12 @@ class RayPool:
         self.machines: list[dict[str, Any]] = []
         self.joined: Callable[[dict[str, Any]], None] = lambda machine: None
         engine = experiment.config.engine
-        self.states = RemoteStates(experiment, states, say)
+        self.nodes = OtherNodes(experiment, states, say, note)
+        self._sums = HostSums(self.nodes)
         self.actors = Actors(experiment, data, states.node, actors, self._entered, say, note)
         self._sent: dict[Any, Sent] = {}
         self._watch = Watch(
-            lambda: self.actors.alive, self._sent, say, self._again, self._lost_silent,
+            lambda: self.actors.alive, self._sent, self._sums.owing, say, self._again, self._lost_silent,
             engine.answer_timeout, engine.start_timeout,
         )  # fmt: skip
         # the actors that did the tasks of the last phase, by the task's first position
@@ -75,6 +78,8 @@ class RayPool:
         self._repeated: set[int] = set()
         self._losses: Counter[int] = Counter()
         self._numbers = itertools.count()
+        # the nodes that the numbers of regions stand for
+        self._regions: list[str] = [""]
         self._published = 0
         self._looked = 0.0
         # references to copies in Ray's store of files of this node, for the tasks of one phase
@@ -82,8 +87,7 @@ class RayPool:
         self.actors.await_all()
 
     def _entered(self, member: Member, machine: dict[str, Any]) -> None:
-        if self.experiment.keeps_states:
-            self.states.open(member.node, member.host)
+        self.nodes.add(member.node, member.host)
         self.machines.append(machine)
         self.joined(machine)
 
@@ -91,6 +95,16 @@ class RayPool:
     def slots(self) -> int:
         """The number of actors that can do tasks now."""
         return max(1, len(self._active()))
+
+    @property
+    def regions(self) -> Sequence[Region]:
+        """The actors of each node."""
+        active, speeds = self._active(), self._speeds()
+        self._regions = sorted({member.node for member in active}) or [""]
+        return [
+            Region(max(1, len(here)), sum(speeds.get(member, 1.0) for member in here) or 1.0)
+            for here in ([member for member in active if member.node == node] for node in self._regions)
+        ]
 
     def _active(self) -> list[Member]:
         return [member for member in self.actors.alive if not member.silent]
@@ -126,20 +140,24 @@ class RayPool:
         self._copies = {}
         self._queue, self._left = deque(tasks), set(map(id, tasks))
         self._repeated, self._losses = set(), Counter()
+        self._sums.clear()
         self.actors.follow_cluster()
-        while self._left:
+        while self._left or self._sums.pending:
             self._dispatch(sticky)
             for reference in self._ready():
                 if reference in self.actors.starting:
                     self.actors.enter(reference)
                 elif reference in self._watch.questions:
                     self._watch.hear(reference)
+                elif reference in self._sums.coming:
+                    yield from self._summed(reference)
                 else:
                     yield from self._taken(reference)
+            self._ask_for_sums()
             self._look_around()
 
     def _ready(self) -> Sequence[Any]:
-        awaited = [*self._sent, *self.actors.starting, *self._watch.questions]
+        awaited = [*self._sent, *self._sums.coming, *self.actors.starting, *self._watch.questions]
         ready, _ = ray.wait(awaited, num_returns=1, timeout=TICK) if awaited else ([], [])
         return ready
 
@@ -149,10 +167,13 @@ class RayPool:
         sent = self._sent.pop(reference)
         task, member, wanted = sent.task, sent.member, id(sent.task) in self._left
         try:
-            result = ray.get(reference)
+            result, apart = ray.get(reference) if sent.sums is not None else (ray.get(reference), 0)
+            if 0 < apart <= inline_bytes():
+                for name, nodes in ray.get(sent.sums).items():
+                    result.sums[name].nodes = nodes
         except RayTaskError as error:
             if isinstance(error.cause, Unreachable):
-                hosts = self.states.hosts_of([*getattr(task, "states", ()), *getattr(task, "received", ())])
+                hosts = self.nodes.hosts_of([*getattr(task, "states", ()), *getattr(task, "received", ())])
                 self.say(
                     f"no answer from {' and '.join(hosts) or 'a host'} to {member.host}; doing {work_of([task])} again"
                 )
@@ -180,7 +201,37 @@ class RayPool:
             self._owners[task.start] = member
             if not task.phase:
                 member.learn(task.work, working_seconds(result.seconds))
+            if apart > inline_bytes():
+                self._sums.hold(member.node, task, result, sent.sums, apart)
+                return
         yield task, result
+
+    def _ask_for_sums(self) -> None:
+        """Asks for the sum of each node whose actors have nothing more to do in this phase."""
+        if not self._sums.groups or self._queue:
+            return
+        busy = {sent.member.node for sent in self._sent.values() if id(sent.task) in self._left}
+        for node in self._sums.groups.keys() - busy:
+            self._sums.ask(node)
+            for member in self.actors.alive:
+                if member.node == node:
+                    member.heard = time.monotonic()
+
+    def _summed(self, reference: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields the tasks and results of a node whose sum has come, or has the tasks done again if it was lost."""
+        try:
+            yield from self._sums.take(reference)
+        except (RayActorError, ObjectLostError, RayTaskError) as error:
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+                raise
+            self._without_sum(reference)
+
+    def _without_sum(self, reference: Any) -> None:
+        """Has the tasks done again whose sum, which ``reference`` refers to, does not come."""
+        tasks = [task for task, _ in self._sums.coming.pop(reference).results]
+        self.say(f"a sum over clients was lost with its host; doing {work_of(tasks)} again")
+        self._left |= set(map(id, tasks))
+        self._queue.extend(tasks)
 
     def _again(self, sent: Sent) -> None:
         """Puts the task of ``sent`` before those that wait for an actor, unless it is there or done already."""
@@ -209,13 +260,19 @@ class RayPool:
         self._looked = now
         owing = {sent.member for sent in self._sent.values()}
         self._watch.look(idle=not self._queue and len(owing) < len(self._active()))
+        answering = {member.node for member in self._active()}
+        limit = self.experiment.config.engine.answer_timeout
+        late = {*self._sums.late(limit), *(r for r, group in self._sums.coming.items() if group.node not in answering)}
+        for reference in late:
+            self._without_sum(reference)
         self.actors.check_left()
 
     def start_over(self) -> None:
         """Prepares the pool for a run that goes back to its last checkpoint: nobody needs the results of the tasks that
         are being done, or the clients' states on other nodes."""
         self._left, self._owners = set(), {}
-        self.states.clear()
+        self._sums.clear()
+        self.nodes.clear()
 
     def settle(self) -> None:
         # an actor returns a result only after it has written the files
@@ -236,7 +293,7 @@ class RayPool:
                     continue
                 if depth == 2 and (len(self._queue) <= len(active) or member not in fast):
                     continue
-                task = self._choose(member, active) if sticky else (self._queue[0] if self._queue else None)
+                task = self._choose(member, active) if sticky else self._nearest(member)
                 if task is None:
                     continue
                 self._queue.remove(task)
@@ -247,12 +304,16 @@ class RayPool:
 
     def _send(self, member: Member, task: Task) -> None:
         number = next(self._numbers)
-        reference = member.actor.run.remote(number, self._within_reach(task, member.node))
-        self._sent[reference] = Sent(member, task, number)
+        near = self._within_reach(task, member.node)
+        if isinstance(task, PhaseTask) and member.node != self.nodes.here.node:
+            reference, sums = member.actor.run_apart.options(num_returns=2).remote(number, near)
+        else:
+            reference, sums = member.actor.run.remote(number, near), None
+        self._sent[reference] = Sent(member, task, number, sums)
 
     def _within_reach(self, task: Task, node: str) -> Task:
         """Returns ``task`` with its handles replaced by handles that an actor on ``node`` can resolve."""
-        near = self.states.near
+        near = self.nodes.near
         if isinstance(task, ScoreTask):
             return replace(task, states=[near(state, node) for state in task.states])
         if not isinstance(task, PhaseTask):
@@ -264,28 +325,37 @@ class RayPool:
         return replace(task, states=states, received=[received[each] for each in task.received])
 
     def _choose(self, member: Member, active: Sequence[Member]) -> Task | None:
-        """Returns the first task in the queue that ``member`` should get: one whose previous phase this actor did
-        itself, or whose previous phase was done by an actor that gets no tasks any more. Returns None if there is no
-        such task."""
+        """Returns the first task in the queue that ``member`` should get if there was a previous phase: one whose
+        previous phase this actor did itself, or whose previous phase was done by an actor that gets no tasks any more.
+        Returns None if there is no such task."""
         for task in self._queue:
             owner = self._owners.get(task.start)
             if owner is member or owner not in active:
                 return task
         return None
 
+    def _nearest(self, member: Member) -> Task | None:
+        """Returns the task in the queue that ``member`` should get in the first phase: the first one of its region, or
+        of all regions if there is none. Returns None if the queue is empty."""
+        if len(self._regions) > 1:
+            for task in self._queue:
+                if isinstance(task, PhaseTask) and self._regions[task.region : task.region + 1] == [member.node]:
+                    return task
+        return self._queue[0] if self._queue else None
+
     def keep(self, name: str, vectors: State) -> StateFile:
         # a file, because an object in Ray's store would take memory for as long as any client may need it
-        return self.states.here.write(name, vectors)
+        return self.nodes.here.write(name, vectors)
 
     def fetch(self, handle: StateFile) -> State:
-        return self.states.here.read(handle)
+        return self.nodes.here.read(handle)
 
     def store(self, handle: StateFile, target: Path) -> None:
-        self.states.store(handle, target)
+        self.nodes.store(handle, target)
 
     def drop(self, handles: Iterable[StateFile]) -> None:
-        self.states.drop(handles)
+        self.nodes.drop(handles)
 
     def close(self) -> None:
         self.actors.close()
-        self.states.close()
+        self.nodes.close()

@@ -121,7 +121,7 @@ class RayStart:
         self.ready()
         from fedray.engine.ray.cluster import missing_on_nodes
 
-        return missing_on_nodes(check, self.engine.start_timeout)
+        return missing_on_nodes(check, self.engine.start_timeout, self.say)
 
     def __enter__(self) -> RayStart:
         return self

@@ -11,7 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from fedray.engine.ray.actors import SAY_SECONDS, Member
+from fedray.engine.ray.actors import Member
+from fedray.engine.ray.cluster import SAY_SECONDS
 from fedray.engine.tasks import EvalTask, PhaseTask, Task
 
 ASK_SECONDS = 3.0
@@ -24,6 +25,8 @@ CALM_SECONDS = 60.0
 @dataclass(eq=False)
 class Sent:
     """The task ``task`` as it was sent to ``member``, with a ``number`` that grows with each task. ``at`` is the time.
+    ``sums`` is a reference to the partial sums over its clients if they may stay on the member's node, and otherwise
+    None.
 
     ``missing`` is the time since which the actor has nothing to do with this task any more, although the result is not
     here, and ``elsewhere`` says that the task was given to another actor, too.
@@ -32,6 +35,7 @@ class Sent:
     member: Member
     task: Task
     number: int
+    sums: Any = None
     at: float = field(default_factory=time.monotonic)
     missing: float | None = None
     elsewhere: bool = False
@@ -53,8 +57,9 @@ def work_of(tasks: Sequence[Task]) -> str:
 
 
 class Watch:
-    """Watches the actors that owe results. ``sent`` has the tasks that they do, by the reference of the result, and
-    ``alive`` are all actors that have started. ``say`` shows a line to the user.
+    """Watches the actors that owe results. ``sent`` has the tasks that they do, by the reference of the result,
+    ``alive`` are all actors that have started, and ``owing`` the nodes that owe a sum over clients. ``say`` shows a
+    line to the user.
 
     ``again(sent)`` is called if a task must be given to an actor once more. ``limit`` is ``engine.answer_timeout``, the
     seconds after which this happens, and after ``patience`` seconds of silence ``lost(member)`` is called.
@@ -64,13 +69,15 @@ class Watch:
         self,
         alive: Callable[[], Sequence[Member]],
         sent: dict[Any, Sent],
+        owing: Callable[[], set[str]],
         say: Callable[[str], None],
         again: Callable[[Sent], None],
         lost: Callable[[Member], None],
         limit: float,
         patience: float,
     ) -> None:
-        self.alive, self.sent, self.say, self.again, self.lost = alive, sent, say, again, lost
+        self.alive, self.sent, self.owing = alive, sent, owing
+        self.say, self.again, self.lost = say, again, lost
         self.limit, self.patience = limit, patience
         self.questions: dict[Any, Member] = {}
         self._asked: dict[Member, float] = {}
@@ -111,9 +118,10 @@ class Watch:
         ``idle`` says that some actor has nothing to do."""
         now = time.monotonic()
         quiet: dict[str, list[Member]] = defaultdict(list)
+        owing = self.owing()
         for member in list(self.alive()):
             owed = self._owed(member)
-            if not owed and not member.silent:
+            if not owed and not member.silent and member.node not in owing:
                 continue
             silence = now - member.heard
             if silence >= ASK_SECONDS and now - self._asked.get(member, 0.0) >= ASK_SECONDS:
@@ -123,7 +131,8 @@ class Watch:
             elif silence >= self.limit and not member.silent and self._others(member):
                 member.silent = True
                 tasks = [sent.task for sent in owed if not sent.elsewhere]
-                self.say(f"no answer from {member.host} for {silence:.0f} s; doing {work_of(tasks)} elsewhere")
+                done = f"doing {work_of(tasks)} elsewhere" if tasks else "going on without it"
+                self.say(f"no answer from {member.host} for {silence:.0f} s; {done}")
                 self._elsewhere(owed)
             elif silence >= SAY_SECONDS:
                 quiet[member.host].append(member)
@@ -180,8 +189,9 @@ class Watch:
             if now - self._said.get(host, 0.0) >= SAY_SECONDS:
                 self._said[host] = now
                 silence = now - min(member.heard for member in members)
-                tasks = [sent.task for member in members for sent in self._owed(member)]
-                self.say(f"no answer from {host} for {silence:.0f} s; waiting for {work_of(tasks) or 'it'}")
+                tasks = [sent.task for member in members for sent in self._owed(member) if not sent.elsewhere]
+                going = f"waiting for {work_of(tasks)}" if tasks else "going on without it"
+                self.say(f"no answer from {host} for {silence:.0f} s; {going}")
         waited = now - self._arrived
         if not quiet and self.sent and waited >= CALM_SECONDS and now - self._said.get("", 0.0) >= CALM_SECONDS:
             self._said[""] = now

@@ -1,4 +1,4 @@
-"""Gives access to the clients' states that lie on other nodes than the server's."""
+"""Gives access to what lies on other nodes than the server's: clients' states, and sums over clients."""
 
 from __future__ import annotations
 
@@ -13,41 +13,47 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, RayEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 
-from fedray.engine.ray.client_actor import StateReader
-from fedray.engine.ray.cluster import NO_TASK_EVENTS, living_nodes
-from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
+from fedray.engine.ray.cluster import NO_TASK_EVENTS, SAY_SECONDS, living_nodes
+from fedray.engine.ray.node_actor import NodeActor
+from fedray.engine.state.states import ENDING_SECONDS, StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.errors import StateLost
 from fedray.experiment.experiment import Experiment
 
-ANSWER_SECONDS = 10.0
-"""After how many seconds without an answer another node is asked again, and the user is told."""
-
 START_SECONDS = 60.0
-"""How long a reader may take to start that is needed only to remove clients' states."""
+"""How long an actor may take to start that is needed only to remove clients' states."""
 
 
-class RemoteStates:
-    """The files with clients' states on all nodes of a run: those in ``here``, the folder on the server's node, and
-    those on other nodes, each of which has a :class:`StateReader`. ``say`` shows a line to the user."""
+class OtherNodes:
+    """The nodes of a run besides the server's. Each has a :class:`NodeActor`, from the time on at which it is first
+    needed. ``here`` is the folder with clients' states on the server's node. ``say`` shows a line to the user, and
+    ``note`` writes one into the run's log."""
 
-    def __init__(self, experiment: Experiment, here: StateFolder, say: Callable[[str], None]) -> None:
-        self.experiment, self.here, self.say = experiment, here, say
-        self._readers: dict[str, Any] = {}
+    def __init__(
+        self, experiment: Experiment, here: StateFolder, say: Callable[[str], None], note: Callable[[str], None]
+    ) -> None:
+        self.experiment, self.here, self.say, self.note = experiment, here, say, note
+        self._actors: dict[str, Any] = {}
         self._hosts: dict[str, str] = {}
 
-    def open(self, node: str, host: str) -> None:
-        """Starts a reader on ``node``, whose host is called ``host``, unless there is one or it is the server's node.
-        Clients' states that a killed run may have left there are removed."""
-        if node != self.here.node and node not in self._readers:
-            self._start_reader(node, host)
+    def add(self, node: str, host: str) -> None:
+        """Notes that ``node``, whose host is called ``host``, has client actors of the run. If clients keep states,
+        those that a killed run may have left there are removed."""
+        if node == self.here.node or node in self._hosts:
+            return
+        self._hosts[node] = host
+        if self.experiment.keeps_states:
             self._answer(node, "begin")
 
-    def _start_reader(self, node: str, host: str) -> None:
-        place = NodeAffinitySchedulingStrategy(node, soft=False)
-        options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
-        reader: Any = ray.remote(StateReader).options(**options)
-        self._hosts[node], self._readers[node] = host, reader.remote(self.experiment, self.here.node)
+    def actor(self, node: str) -> Any:
+        """Returns Ray's handle of the :class:`NodeActor` on ``node``, which is started if there is none yet."""
+        if node not in self._actors:
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
+            remote: Any = ray.remote(NodeActor)
+            self.note(f"node actor: on {self._hosts[node]}")
+            self._actors[node] = remote.options(**options).remote(self.experiment, self.here.node)
+        return self._actors[node]
 
     def near(self, handle: Handle | None, node: str) -> Handle | None:
         """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
@@ -56,7 +62,7 @@ class RemoteStates:
             return handle
         if handle.node == self.here.node:
             return ray.put(self.here.read(handle))
-        return self._readers[handle.node].read.remote(handle)
+        return self.actor(handle.node).read.remote(handle)
 
     def store(self, file: StateFile, target: Path) -> None:
         """Writes the client's state in ``file`` to the file ``target`` on the server's node."""
@@ -65,10 +71,6 @@ class RemoteStates:
         else:
             save_file(self._answer(file.node, "read", file), target)
 
-    def read(self, file: StateFile) -> State:
-        """Returns the arrays in ``file``, which may be on any node."""
-        return self.here.read(file) if file.node == self.here.node else self._answer(file.node, "read", file)
-
     def drop(self, files: Iterable[StateFile]) -> None:
         """Removes ``files``, which are no longer needed."""
         by_node: dict[str, list[StateFile]] = {}
@@ -76,7 +78,7 @@ class RemoteStates:
             by_node.setdefault(file.node, []).append(file)
         self.here.drop(by_node.pop(self.here.node, ()))
         for node, there in by_node.items():
-            self._readers[node].drop.remote(there)
+            self.actor(node).drop.remote(there)
 
     def hosts_of(self, handles: Iterable[Handle | None]) -> list[str]:
         """Returns the names of the other hosts on which the states ``handles`` lie."""
@@ -85,58 +87,65 @@ class RemoteStates:
 
     def clear(self) -> None:
         """Removes all clients' states of the run from the other nodes that answer."""
-        self._ask("begin", list(self._readers), ANSWER_SECONDS)
+        if self.experiment.keeps_states:
+            self._ask("begin", list(self._actors), SAY_SECONDS)
 
     def close(self) -> None:
-        """Removes all clients' states from all nodes once the client actors, which must have been told to end, are
-        gone, and ends the readers."""
-        silent = self._ask("end", list(self._readers), ANSWER_SECONDS)
+        """Removes all clients' states once the client actors, which must have been told to end, are gone, and ends the
+        actors on other nodes."""
+        if self.experiment.keeps_states:
+            self._remove_states()
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors = {}
+
+    def _remove_states(self) -> None:
+        silent = self._ask("end", list(self._actors), SAY_SECONDS)
         # a host that was lost may be back as another node, on which no client actor has started yet
         back = {
             node["NodeID"]: node["NodeManagerHostname"]
             for node in (living_nodes() if silent else ())
-            if node["NodeManagerHostname"] in silent and node["NodeID"] not in (self.here.node, *self._readers)
+            if node["NodeManagerHostname"] in silent and node["NodeID"] not in (self.here.node, *self._actors)
         }
-        for node, host in back.items():
-            self._start_reader(node, host)
+        self._hosts |= back
         silent = [host for host in silent if host not in back.values()] + self._ask("end", list(back), START_SECONDS)
         if silent:
             self.say(f"clients' states are left on {', '.join(silent)}, as no answer comes: fedray clean removes them")
         self.here.clear(ENDING_SECONDS)
-        for reader in self._readers.values():
-            ray.kill(reader)
-        self._readers = {}
 
     def _ask(self, method: str, nodes: Sequence[str], seconds: float) -> list[str]:
-        """Calls ``method`` of the readers on ``nodes``, and returns the names of the hosts from which no answer came
+        """Calls ``method`` of the actors on ``nodes``, and returns the names of the hosts from which no answer came
         within so many ``seconds``."""
-        asked = {getattr(self._readers[node], method).remote(): self._hosts[node] for node in nodes}
+        asked = {getattr(self.actor(node), method).remote(): self._hosts[node] for node in nodes}
         ready = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[0] if asked else []
         answered = set()
         for reference in ready:
             with contextlib.suppress(RayError):
                 ray.get(reference)
                 answered.add(asked[reference])
-        # a node that has left and come back has two readers
+        # a node that has left and come back has two actors
         return sorted({*asked.values()} - answered)
 
     def _answer(self, node: str, method: str, *arguments: Any) -> Any:
-        """Returns the answer of the reader on ``node`` to ``method(*arguments)``, and tells the user while it does not
-        come. Raises :class:`StateLost` if the reader is lost."""
+        """Returns the answer of the actor on ``node`` to ``method(*arguments)``, and tells the user while it does not
+        come. Raises :class:`StateLost` if the actor is lost."""
         began = said = time.monotonic()
         while True:
-            asked = getattr(self._readers[node], method).remote(*arguments)
+            asked = getattr(self.actor(node), method).remote(*arguments)
             try:
-                return ray.get(asked, timeout=ANSWER_SECONDS)
+                return ray.get(asked, timeout=SAY_SECONDS)
             except RayTaskError as error:
                 raise error.cause if isinstance(error.cause, StateLost) else error from None
             except (ActorDiedError, NodeDiedError):
-                raise StateLost(f"{self._hosts[node]} was lost, with clients' states on it") from None
+                if node not in {each["NodeID"] for each in living_nodes()}:
+                    raise StateLost(f"{self._hosts[node]} was lost, with clients' states on it") from None
+                # the actor alone has died: another one finds the files
+                del self._actors[node]
             except RayError as error:
                 if not isinstance(error, GetTimeoutError):
                     time.sleep(1)
             now = time.monotonic()
-            if now - said >= ANSWER_SECONDS:
+            if now - said >= SAY_SECONDS:
                 said = now
                 self.say(
                     f"no answer from {self._hosts[node]} for {now - began:.0f} s; waiting for clients' states there"
