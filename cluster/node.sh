@@ -61,7 +61,9 @@ gcs() { pgrep -u $UID -f "gcs/gcs_server .*--gcs_server_port=$port( |$)"; }
 
 started() { # ray start, with the options that follow
   ulimit -Sn 65536 2> /dev/null || ulimit -Sn "$(ulimit -Hn)"
+  cd # jobs begin in the folder in which Ray was started
   quietly ray start --temp-dir="$RAY_TMPDIR/ray" --disable-usage-stats "$@"
+  cd ~/.fedray
 }
 
 on_worker() { # on_worker ADDRESS COMMAND: runs it there; an answer is due in seconds
@@ -131,8 +133,9 @@ address = Path(folder, "../ray/ray_current_cluster").read_text()
 
 def state(worker):  # the last that is known of a worker that is not there yet
     log = Path(folder, worker)
-    words = log.read_text(errors="replace").split("\n") if log.exists() else []
-    return f"{worker}: {next((line for line in reversed(words) if line.strip()), 'starting')[:150]}"
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    telling = [line for line in lines if line.strip() and not line.startswith("rsync")]
+    return f"{worker}: {telling[-1][:150] if telling else 'starting'}"
 
 try:
     ray.init(address=address, log_to_driver=False, logging_level="error")

@@ -1,11 +1,8 @@
-"""`ray up`, `ray submit` and `ray down` with cluster/config.yaml, as typed, on two machines of their own.
-
-The machines are what the script in $FEDRAY_TEST_HOSTS makes: `up 2` prints their addresses and leaves their ssh key as
-$TEST_HOSTS_DIR/id, `ssh I COMMAND` runs a command on one, `down` removes them.
-"""
+"""`ray up`, `ray submit` and `ray down` with cluster/config.yaml, as typed, on machines of their own; what others get."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -13,16 +10,19 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 import yaml
 from hosts import ROOT, Hosts, machines_up
 from image_files import split
+
+from fedray import simulate
 
 # connects to the address it is given, or says who refused
 PROBE = """
@@ -33,6 +33,12 @@ try:
 except ConnectionError as error:
     print("refused:", error)
 """
+
+
+GRPC_METHODS = (
+    "NodeManagerService/GetNodeStats", "ObjectManagerService/Pull", "CoreWorkerService/GetCoreWorkerStats",
+    "NodeInfoGcsService/GetAllNodeInfo", "ReporterService/GetTraceback", "RayletDriver/ListNamedActors",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -80,14 +86,57 @@ def check_strangers_are_refused(hosts: Hosts, token: str) -> None:
         socket.create_connection((hosts.addresses[0], 8265), timeout=10)
 
 
+def answer(address: str, port: int) -> set[str]:
+    """Returns what a port says to requests of several protocols without a token."""
+    answers = set()
+    for path in ("/", "/metrics", "/api/version"):
+        try:
+            urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=10).close()
+            answers.add(f"answers {path}")
+        except urllib.error.HTTPError as error:
+            answers.add(str(error.code))
+        except (OSError, http.client.HTTPException):
+            pass  # not the protocol of this port
+    with grpc.insecure_channel(f"{address}:{port}") as channel:
+        for method in GRPC_METHODS:
+            try:
+                channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=10)
+                answers.add(f"answers {method}")
+            except grpc.RpcError as error:
+                answers.add(error.code().name)
+    return answers
+
+
+def check_others_get_nothing(hosts: Hosts) -> None:
+    """Checks that each port of the nodes asks this machine for the token, and that other users of a node can't read
+    Ray's files there."""
+    for host, address in ((1, hosts.addresses[0]), (2, hosts.addresses[1])):
+        listening = [line.split()[3].rsplit(":", 1) for line in hosts.ssh(host, "ss -ltnH").splitlines()]
+        ports = {int(port) for name, port in listening if name not in ("127.0.0.1", "[::1]")} - {22}
+        assert len(ports) >= 5
+        for port in ports:
+            answers = answer(address, port)
+            assert answers & {"401", "UNAUTHENTICATED"}, (host, port, answers)
+            assert not [each for each in answers if each.startswith("answers")], (host, port, answers)
+        folder = f"/tmp/fedray-{os.getuid()}"
+        assert "session_latest" in hosts.ssh(host, f"ls {folder}/ray")
+        other = hosts.ssh(host, f"setpriv --reuid=65534 --regid=65534 --clear-groups ls {folder}/ray/ 2>&1 || true")
+        assert "Permission denied" in other
+
+
 def check_up_again(hosts: Hosts, config: str) -> None:
-    """Checks that `ray up` with a further setting gives a whole cluster, whose nodes have the setting once."""
+    """Checks that `ray up` leaves a cluster that is up to date as it is, and that with a further setting it gives a whole
+    cluster, whose nodes have the setting once."""
+    gcs = hosts.ssh(1, "pgrep gcs_server")
+    assert "the head runs and is up to date: it goes on" in hosts.run("ray", "up", "-y", config).stdout
+    assert hosts.ssh(1, "pgrep gcs_server") == gcs
     Path(config).write_text(Path(config).read_text().replace("install=", "export FEDRAY_AGAIN=1; install="))
     again = hosts.run("ray", "up", "-y", config)
     assert again.returncode == 0
     assert "1 of 1 workers joined" in again.stdout
+    assert hosts.ssh(1, "pgrep gcs_server") != gcs
+    assert hosts.ssh(1, "cat ~/.bashrc").count("settings") == 1
     for host in (1, 2):
-        assert hosts.ssh(host, "cat ~/.bashrc").count("settings") == 1
         assert hosts.ssh(host, "cat ~/.fedray/settings").count("FEDRAY_AGAIN") == 1
 
 
@@ -152,14 +201,57 @@ def check_sweep(hosts: Hosts, config: str) -> None:
     assert len({process["node"] for summary in summaries for process in summary["machine"]["processes"]}) == 2
 
 
+def until(found: Callable[[], bool], seconds: float, what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline, what()
+        time.sleep(1)
+
+
+def check_a_run_outlives_changes_of_the_cluster(hosts: Hosts, config: str) -> None:
+    """Checks that a run goes on to the same bits while a machine is added that is off at first, and while a worker's Ray is
+    killed, and that both workers are there in the end."""
+    run = {"algorithm.name": "fedavg", "data.clients": 8, "run.rounds": 2500, "model.name": "logistic", "run.name": "long",
+           "engine.compile": "false"}  # fmt: skip
+    words = " ".join(f"{key}={value}" for key, value in run.items())
+    job = f"ray job submit --no-wait -- python ~/run.py {words} engine.actors=2 engine.cpus_per_actor=1"
+    assert hosts.run("ray", "exec", config, job).returncode == 0
+    log = hosts.folder / "home1" / "runs" / "long" / "log.txt"
+
+    def last() -> str:
+        return log.read_text().splitlines()[-1] if log.exists() else ""
+
+    until(lambda: "client actor" in last() or "round" in last(), 120, last)
+    hosts.run(hosts.script, "cut", "3")
+    Path(config).write_text(Path(config).read_text().replace(
+        f"- {hosts.addresses[1]}\n", f"- {hosts.addresses[1]}\n  - {hosts.addresses[2]}\n"))  # fmt: skip
+    with subprocess.Popen(
+        ["ray", "up", "-y", config], cwd=ROOT, env=hosts.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ) as up:  # fmt: skip
+        assert up.stdout is not None
+        shown = ""
+        for line in up.stdout:
+            shown += line
+            if f"{hosts.addresses[2]}: ssh: connect to host" in line:
+                hosts.run(hosts.script, "mend", "3")
+    assert "1 of 2 workers joined" in shown
+    assert "2 of 2 workers joined" in shown, shown
+    raylet = hosts.ssh(2, "pgrep -x raylet")
+    hosts.ssh(2, "pkill -9 -x raylet")
+    until(lambda: hosts.ssh(2, "pgrep -x raylet || true").strip() not in ("", raylet.strip()), 120, last)
+    assert "2 of 2 workers joined" in hosts.run("ray", "up", "-y", config).stdout
+    until(lambda: (log.parent / "summary.json").exists(), 240, last)
+    alone = simulate(run | {"engine.kind": "local", "run.output": str(hosts.folder / "alone")})
+    summary = json.loads((log.parent / "summary.json").read_text())
+    assert summary["model_sha256"] == alone.summary["model_sha256"]
+
+
 def check_down(hosts: Hosts, config: str) -> None:
     """Checks that `ray down` leaves no process of Ray or fedray on either machine."""
     assert hosts.run("ray", "down", "-y", config).returncode == 0
-    assert not hosts.ray_processes(1)
-    deadline = time.monotonic() + 60
-    while left := hosts.ray_processes(2):
-        assert time.monotonic() < deadline, left
-        time.sleep(2)
+    for host in (1, 2, 3):
+        until(lambda: not hosts.ray_processes(host), 60, lambda: hosts.ray_processes(host))  # noqa: B023 - called here
 
 
 def test_the_files_that_travel_are_whole(tmp_path: Path) -> None:
@@ -193,10 +285,12 @@ def test_up_submit_down(hosts: Hosts) -> None:
     token = shared_token(hosts)
     assert token not in up.stdout
     check_strangers_are_refused(hosts, token)
+    check_others_get_nothing(hosts)
     check_up_again(hosts, config)
     check_run(hosts, config)
     check_prepared_samples(hosts, config)
     check_sweep(hosts, config)
+    check_a_run_outlives_changes_of_the_cluster(hosts, config)
     wrong = hosts.run("ray", "submit", config, "fedray/run.py", "algorithm.name=fedavq")
     assert wrong.returncode == 1
     assert "fedavg" in wrong.stdout

@@ -95,7 +95,9 @@ def test_a_cluster_of_plain_ray_start_is_found(ray_files: Path) -> None:
 @contextlib.contextmanager
 def cluster_of_fedray() -> Iterator[Path]:
     """Starts a cluster as a run does, and yields the folder of its session."""
-    with subprocess.Popen([sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
         assert run.stdin is not None
         assert run.stdout is not None
         try:

@@ -1,7 +1,7 @@
 """Machines of their own for tests: those that the script in $FEDRAY_TEST_HOSTS makes.
 
-`up N` prints their addresses and leaves their ssh key as $TEST_HOSTS_DIR/id, `ssh I COMMAND` runs a command on one, `cut I`
-and `mend I` pull its network cable and plug it in again, `down` removes them.
+`up N` prints their addresses and leaves their ssh key as $TEST_HOSTS_DIR/id, `ssh I COMMAND` runs a command on one,
+`cut I` and `mend I` pull its network cable and plug it in again, `down` removes them.
 """
 
 from __future__ import annotations
