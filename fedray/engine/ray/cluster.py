@@ -230,9 +230,7 @@ def missing_on_nodes(check: Callable[[], str | None], timeout: float, say: Calla
     return next((f"{missing} on {name}" for name, answer in asked if (missing := ray.get(answer))), None)
 
 
-def ask_nodes(
-    what: Callable[[], Any], timeout: float, say: Callable[[str], None]
-) -> list[tuple[dict[str, Any], Any]]:
+def ask_nodes(what: Callable[[], Any], timeout: float, say: Callable[[str], None]) -> list[tuple[dict[str, Any], Any]]:
     """Calls ``what()`` on all nodes of the cluster at the same time. ``say`` shows a line to the user while nodes are
     waited for.
 

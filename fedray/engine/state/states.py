@@ -56,8 +56,8 @@ class StateFile:
 
 class StateFolder:
     """The folder in which the processes on the node ``node`` keep the files with clients' states. It belongs to one
-    run, and is created when it is first needed. Outside of the run folder it has a note for people, which names ``run``,
-    the path of the run folder."""
+    run, and is created when it is first needed. Outside of the run folder it has a note for people, which names
+    ``run``, the path of the run folder."""
 
     def __init__(self, path: Path, node: str = "", run: str = "") -> None:
         self.path, self.node = path, node
