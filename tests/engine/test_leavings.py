@@ -18,7 +18,7 @@ from processes import loaded
 
 from fedray.cli.main import main
 from fedray.engine.machines import leavings
-from fedray.engine.machines.leavings import UNFINISHED_SECONDS, Leaving, find_leavings
+from fedray.engine.machines.leavings import QUIET_SECONDS, UNFINISHED_SECONDS, Leaving, find_leavings
 from fedray.engine.state.states import StateFolder
 from fedray.util.folder_use import FolderUse, in_use
 
@@ -152,6 +152,11 @@ def test_ray_files(places: Path) -> None:
     for path in (places / "ray/ray" / living, places / "ray/ray" / dead, places / "ray/ray-abcdefgh/ray", link.parent):
         path.mkdir(parents=True)
     link.symlink_to(places / "ray/ray")
+    # a cluster whose processes can't be seen would write
+    assert found()[dead].used
+    past = time.time() - QUIET_SECONDS - 1
+    for path in (places / "ray").rglob("*"):
+        os.utime(path, (past, past))
     holder = subprocess.Popen([sys.executable, "-c", "input()", f"{link}/{living}/sockets"], stdin=subprocess.PIPE)
     try:
         names = {living: True, dead: False, "ray-abcdefgh": False, link.name: True}

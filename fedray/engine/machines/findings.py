@@ -108,8 +108,8 @@ def _store(facts: Facts) -> Iterator[Trouble]:
     store, shm = facts["store"], facts["shm"]
     if store > shm["size"]:
         yield (
-            f"Ray's object store of {gigabytes(store)} does not fit into /dev/shm, which has {gigabytes(shm['size'])}: "
-            "it would lie on the disk, and be slow",
+            f"Ray's object store does not fit into /dev/shm, which has {gigabytes(shm['size'])}: it would lie on the "
+            "disk, and be slow",
             f"make /dev/shm larger: `mount -o remount,size={math.ceil(store / 2**30) + 1}G /dev/shm`, or --shm-size of "
             "docker run",
         )
@@ -216,7 +216,7 @@ def _ports(facts: Facts) -> Iterator[Trouble]:
 def _slurm(facts: Facts) -> Iterator[Trouble]:
     end = facts["slurm"].get("SLURM_JOB_END_TIME", "")
     if end.isdigit() and (left := int(end) - time.time()) < ENDING_SECONDS:
-        yield f"Slurm ends this job in {max(0, left) / 60:.0f} minutes", "ask for more time with sbatch --time"
+        yield f"Slurm ends this job in {max(0, left):.0f} s", "ask for more time with sbatch --time"
 
 
 def _clock(ahead: float) -> Iterator[Trouble]:

@@ -22,6 +22,10 @@ UNFINISHED_SECONDS = 24 * 3600.0
 """For how long nobody must have written to an unfinished file until it counts as left behind. Its writer may be on
 another machine that shares the disk."""
 
+QUIET_SECONDS = 60.0
+"""For how long a living cluster of Ray writes nothing at most: its processes may be hidden from this one, in another
+container that shares the disk."""
+
 UNFINISHED = re.compile(r"\..+\.\d+")
 """The names of files and folders that are being written, as fedray gives them in run folders: ``.NAME.PROCESS``."""
 
@@ -86,15 +90,19 @@ def _of_ray(commands: str) -> Iterator[Leaving]:
     """Yields the files of Ray clusters in the folder that fedray and ``ray up`` with its configuration use, and the
     short links to them. A cluster's processes have the name of its session in their commands."""
     for path in private_folder().glob("session_[0-9]*"):
-        yield Leaving("Ray's files", str(path), "", path.name in commands)
+        yield _of_cluster(path, path.name in commands)
     for place in map(Path, dict.fromkeys((str(ray_folder().parent), *SHORT_PLACES))):
         # what a second try to start Ray has made
         for path in place.glob(f"{OTHER}????????"):
             if (path / "ray").is_dir():
-                yield Leaving("Ray's files", str(path), "", str(path) in commands)
+                yield _of_cluster(path, str(path) in commands)
         for path in place.glob(f"fedray-{os.getuid()}/{DIGEST}"):
             if path.is_symlink():
                 yield Leaving("link to Ray's files", str(path), "", str(path) in commands)
+
+
+def _of_cluster(path: Path, seen: bool) -> Leaving:
+    return Leaving("Ray's files", str(path), "", seen or _idle(path) < QUIET_SECONDS)
 
 
 def _of_sweeps() -> Iterator[Leaving]:
@@ -110,8 +118,12 @@ def _in_cache() -> Iterator[Leaving]:
 
 
 def _unfinished(path: Path, run: str) -> Leaving:
-    idle = time.time() - _measure(str(path))[1]
-    return Leaving("unfinished file", str(path), run, idle < UNFINISHED_SECONDS)
+    return Leaving("unfinished file", str(path), run, _idle(path) < UNFINISHED_SECONDS)
+
+
+def _idle(path: Path) -> float:
+    """Returns for how many seconds nobody has written to a file or folder."""
+    return time.time() - _measure(str(path))[1]
 
 
 def _is_own(path: str) -> bool:

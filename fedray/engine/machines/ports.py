@@ -46,7 +46,8 @@ def open_ports() -> list[Port]:
 
 
 def _ports(program: str, process: Any) -> list[Port]:
-    token = process.environ().get("RAY_AUTH_MODE") == "token"
+    # processes that Ray gives a title have lost their own environment, which is that of the raylet that started them
+    token = any(each.environ().get("RAY_AUTH_MODE") == "token" for each in (process, *process.parents()[:1]))
     listening = {each.laddr for each in process.net_connections("tcp") if each.status == "LISTEN"}
     return [
         {
