@@ -81,8 +81,9 @@ class Work:
         once: operations per parameter once in the round.
         forwards: additional forward passes over each mini-batch.
         backwards: additional backward passes over each mini-batch.
-        predictions: forward and backward passes through the head's predictor for each mini-batch.
-        full_gradients: gradients over all samples of the client.
+        predictions: additional forward and backward passes over each mini-batch through the model's last layer only,
+            which makes logits of a representation.
+        full_gradients: how many gradients over all samples of the client it computes in a round.
 
     Example:
         work = Work(per_step=2)  # for FedProx, which adds mu (y - x)

@@ -18,14 +18,16 @@ from fedray.core.batches import Batch
 
 
 class DOMO(Algorithm):
-    """Clients and server both have momentum, and clients start from where the server's momentum leads:
+    """FedAvg with momentum at clients and server, in which clients start from the model moved along the server's
+    momentum:
     l_0 = 0; l_j = mu_l l_{j-1} + g_i(y_{j-1}); y_j = y_{j-1} - eta_l l_j; dbar_i = (1/J) sum_j l_j;
     m <- mu_s m + sum_i p_i dbar_i; x^{r+1} = x^r - alpha eta_l J m.
 
     The symbols are those of :class:`FedAvg`; l_j is the momentum of a client and m that of the server. Clients start
     from y_0 = x^r - beta eta_l J m (``variant: pre``, DOMO), or start from x^r and subtract eta_l beta m in every step
-    (``variant: step``, DOMO-S). If clients make different numbers of steps, J is J_i at client i and sum_i p_i J_i at
-    the server.
+    (``variant: step``, DOMO-S). alpha is the server's learning rate, and beta says how far clients move along its
+    momentum. If clients make different numbers of steps, J stands for J_i in client i's formulas, and for the mean
+    sum_i p_i J_i in the server's.
     """
 
     paper = "Xu and Huang, AAAI 2022"

@@ -183,12 +183,11 @@ def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
 
 
 def subtree(start: int, size: int) -> Node:
-    """Returns the node ``(level, index)`` of the tree of additions that is the sum over ``size`` positions, from
-    ``start`` on. The node covers the positions from index * 2**level to (index + 1) * 2**level - 1; those that lie
-    beyond the cohort add nothing.
+    """Returns the node ``(level, index)`` of the tree of additions whose value is the sum over the positions ``start``
+    to start + size - 1.
 
-    ``start`` must be a multiple of P, the smallest power of two that is at least ``size``. If ``size`` is less than P,
-    the cohort must end with these positions.
+    Its level is the smallest with 2**level >= ``size``, and ``start`` must be a multiple of 2**level. If ``size`` is no
+    power of two, these must be the last positions of the cohort; those beyond it add nothing to the node.
     """
     level, index = 0, start
     while (1 << level) < size:

@@ -314,8 +314,8 @@ class Layout:
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])
 
     def rounded(self, total: Tensor) -> Model:
-        """Returns the model whose row is a float64 sum over clients' rows, ``total [row_width]``, rounded to
-        float32."""
+        """Converts ``total [row_width]``, a float64 sum over the rows of clients' models, to float32, and returns it as
+        a model."""
         row = total.float()
         for block in self.blocks:
             place = slice(self.width + block.place.start, self.width + block.place.stop)

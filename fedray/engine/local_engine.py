@@ -68,7 +68,7 @@ def make_pool(kind: str, worker: Worker) -> Pool:
     with as_user_error(f"engine.kind={kind} can't be made"):
         pool: Pool = found(worker)
     missing = [
-        name for name in ("slots", "regions", "task_fraction", "publish", "map", "settle") if not hasattr(pool, name)
+        name for name in ("slots", "task_fraction", "publish", "map", "settle", "regions") if not hasattr(pool, name)
     ]
     if missing:
         raise UserError(f"engine.kind={kind} is no pool: it has no {missing[0]!r} (see fedray.engine.pool.Pool)")

@@ -41,8 +41,8 @@ def first_of(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the forward passes of a module do besides computing outputs, as some passes have shown before the first
-    round.
+    """What the forward passes of a module do besides computing outputs, as was observed in some passes before
+    the first round.
 
     ``changing`` are the names of the buffers (and of frozen parameters) that they change, and ``written`` the names of
     the trained parameters that they change. ``draws`` are the global generators from which they draw random numbers

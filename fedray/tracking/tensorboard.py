@@ -60,7 +60,8 @@ def _without_tensorflow() -> None:
 class Events:
     """Writes the TensorBoard event file of a run that continues after round ``after``, which is 0 for a new run.
 
-    If the run was resumed, TensorBoard ignores the events of later rounds that were written before that.
+    If the run is resumed, TensorBoard ignores the events of rounds beyond ``after`` that it wrote before it was
+    interrupted.
     """
 
     def __init__(self, folder: Path, after: int) -> None:

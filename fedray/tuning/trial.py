@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class Assignment(NamedTuple):
     """A trial (one choice of values in a sweep) in the form in which it is sent to the process that runs it.
 
-    ``key`` names the trial within its source. ``runs`` has a configuration (dotted keys) for each seed. The trial
-    reports a round if ``objective`` was evaluated in this round and the run has reached a further step, a twentieth of
-    ``budget``. ``budget`` is how much of ``axis`` (rounds, bytes or flops) a whole run takes.
+    ``key`` is the trial's name among those of the sweep or suite that it comes from. ``runs`` has a configuration
+    (dotted keys) for each seed. ``budget`` is how much of ``axis`` (rounds, bytes or flops) a whole run takes. After
+    each twentieth of it the trial reports the next round in which ``objective``, the metric to be optimised, was
+    evaluated.
     """
 
     key: str

@@ -20,6 +20,8 @@ from own_process import refused as refused_line
 
 from fedray import simulate
 from fedray.cli.main import main
+from fedray.config import EngineConfig
+from fedray.engine.ray.start import authentication
 
 psutil = pytest.importorskip("psutil", reason=f"it comes with Ray {ray.__version__}")
 
@@ -154,3 +156,18 @@ def test_what_is_wrong_with_a_name_is_found_before_ray_starts(capsys, wrong: str
         (line,) = said.err.splitlines()
         assert re.search(rf"{key}|{value}", line)
         assert "Ray" not in said.out
+
+
+def test_a_token_is_shown_to_clusters_of_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray asks for it where `ray start` has made the cluster; whoever is named by an address gets none unasked."""
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here, named = EngineConfig(), EngineConfig(address="10.0.0.1:6379")
+    assert authentication(here) == {}
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0" * 32)
+    assert authentication(here) == {"RAY_AUTH_MODE": "token"}
+    assert authentication(named) == {}
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert authentication(here) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -211,6 +212,33 @@ def test_states_removed_under_a_run_on_ray(algorithm, tmp_path, ray_cluster):
     assert_same(run(tmp_path / "whole", **keys), found)
 
 
+@pytest.mark.slow
+def test_a_node_that_joins_is_used(tmp_path):
+    """From the next round on, if there are as many actors as fit."""
+    config = {**slow_rounds("scaffold"), "run.name": "run", "run.rounds": 100, "run.output": str(tmp_path / "local")}
+    local = simulate(config, data=small_source())
+    found = on_two_nodes(local, tmp_path / "cluster", "scaffold", "join")
+    log = (found.folder / "log.txt").read_text()
+    assert "the cluster has grown: starting 1 more client actor" in log
+    assert len(re.findall("client actor: pid", log)) == 2
+    assert len(found.summary["machine"]["processes"]) == 2
+    assert_same(local, found)
+
+
+def on_two_nodes(local, output, algorithm, fate):
+    """The run on two nodes, by a program of its own. It leaves nothing, not even on a node that was lost."""
+    program = Path(__file__).parents[1] / "support" / "two_nodes.py"
+    command = [sys.executable, str(program), str(output), algorithm, fate]
+    path = os.pathsep.join([str(program.parent), os.environ.get("PYTHONPATH", "")])
+    temporary = output.parent / "temporary"
+    temporary.mkdir()
+    variables = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert [*temporary.glob("fedray-*"), *output.glob("run/.*")] == []
+    return type(local)(output / "run", local.module)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "fate"),
     [
@@ -227,16 +255,8 @@ def test_two_nodes(algorithm, fate, tmp_path):
     local = simulate(
         {**slow_rounds(algorithm), "run.name": "run", "run.output": str(tmp_path / "local")}, data=small_source()
     )
-    program = Path(__file__).parents[1] / "support" / "two_nodes.py"
-    command = [sys.executable, str(program), str(tmp_path / "cluster"), algorithm, fate]
-    path = os.pathsep.join([str(program.parent), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    found = type(local)(tmp_path / "cluster" / "run", local.module)
+    found = on_two_nodes(local, tmp_path / "cluster", algorithm, fate)
     log = (found.folder / "log.txt").read_text()
     assert ("resuming" in log) == (fate == "lose" and algorithm != "fedavg")
     assert "node actor: on" in log
     assert_same(local, found)
-    # nothing is left, not even on a node that was lost
-    assert [*tmp_path.glob("fedray-*"), *found.folder.glob(".*")] == []

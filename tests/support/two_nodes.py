@@ -1,12 +1,14 @@
-"""A program of its own: a run on a cluster of two nodes, of which the second is lost in the middle if asked.
+"""A program of its own: a run on a cluster of two nodes, of which the second may be lost in the middle, or join then.
 
-`python two_nodes.py OUTPUT ALGORITHM keep|lose`
+`python two_nodes.py OUTPUT ALGORITHM keep|lose|join`
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
@@ -20,7 +22,7 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 # so that even the sums of small models stay on their node until they are added up
 os.environ["RAY_max_direct_call_object_size"] = "1000"  # noqa: SIM112
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-second = cluster.add_node(num_cpus=1)
+second = cluster.add_node(num_cpus=1) if fate != "join" else None
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
 
@@ -30,15 +32,26 @@ def callback(report):
         cluster.remove_node(second, allow_graceful=False)
         second = None
         cluster.add_node(num_cpus=1)
+    if fate == "join" and report.round == 2:
+        cluster.add_node(num_cpus=1)
+    if fate == "join" and report.round < ROUNDS - 2:
+        # no faster than the new actor starts
+        time.sleep(0 if joined() else 0.5)
 
 
+def joined():
+    return (Path(output) / "run" / "log.txt").read_text().count("client actor: pid") == 2
+
+
+ROUNDS = 100 if fate == "join" else 12
 simulate(
     {
         **slow_rounds(algorithm),
         "run.name": "run",
         "run.output": output,
         "engine.kind": "ray",
-        "engine.actors": 2,
+        "engine.actors": "auto" if fate == "join" else 2,
+        "run.rounds": ROUNDS,
         "engine.cpus_per_actor": 1,
     },
     data=small_source(),

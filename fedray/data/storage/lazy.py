@@ -58,13 +58,12 @@ class ItemTargets(NamedTuple):
 
 
 class LazyItems:
-    """The inputs of a torch Dataset, or of any other object with ``len`` and indices, which are read one by one when
-    they are used.
+    """The inputs x of a torch Dataset whose items are pairs (x, y), or of any other object with ``len`` and indices. An
+    item is read only when it is used.
 
-    An item of the Dataset is a pair (x, y). ``name`` is what messages call the Dataset. The attribute ``first`` is the
-    input of item 0, an array ``[1, ...]`` or a tuple or dict of such arrays. All other items must have the same shapes
-    and types.
-    :meth:`checked` returns an object that also compares the target of each item that it reads with a known target.
+    ``name`` is the Dataset's name in error messages. The attribute ``first`` is the input of item 0, an array
+    ``[1, ...]`` or a tuple or dict of such arrays. All other items must have the same shapes and types. :meth:`checked`
+    returns an object that also compares the y of each item that it reads with the target that is known for it.
     """
 
     def __init__(self, dataset: Indexed, name: str) -> None:

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole_units
 from fedray.engine.ray.local_cluster import private_folder, ray_folder, start_cluster
+from fedray.engine.ray.start import has_token
 from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
         say("starting Ray on this machine ...")
         start_cluster(engine, say, wanted, **quiet)
         return True
-    say(f"connecting to the Ray cluster at {address} ...")
+    hidden = has_token() and "RAY_AUTH_MODE" not in os.environ
+    hint = " (without a token; RAY_AUTH_MODE=token shows yours, if it asks for one)" if hidden else ""
+    say(f"connecting to the Ray cluster at {address}{hint} ...")
     try:
         # ray.init may try for minutes if nobody listens at the address
         if ":" in address and "://" not in address:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ray
@@ -44,13 +44,18 @@ class NodeActor:
         self.states.clear(ENDING_SECONDS)
 
     def add_up(self, members: int, before: Sums | None, parts: Sequence[Any]) -> Sums:
-        """Returns the sums ``before`` and ``parts``, references to sums that lie on this node, added up along the
-        summation tree of a cohort with ``members`` clients: each pair of nodes that is there becomes one node."""
-        trees: dict[str, TreeSum] = {}
-        every: list[Sums] = [before or {}, *(ray.get(part) for part in parts)]
-        for sums in every:
-            for name, nodes in sums.items():
-                tree = trees.setdefault(name, TreeSum(members))
-                for node, value in nodes.items():
-                    tree.add(node, tensor_over(value), read_only=True)
-        return {name: {node: value.numpy() for node, value in tree.nodes.items()} for name, tree in trees.items()}
+        """Returns the sum of ``before`` and of ``parts``, references to sums that lie on this node, for a cohort with
+        ``members`` clients."""
+        return added_up(members, [before or {}, *(ray.get(part) for part in parts)])
+
+
+def added_up(members: int, parts: Iterable[Sums]) -> Sums:
+    """Returns the sums ``parts`` over some of a cohort's ``members`` clients, added up along the summation tree: two
+    neighbouring nodes become the node above them."""
+    trees: dict[str, TreeSum] = {}
+    for sums in parts:
+        for name, nodes in sums.items():
+            tree = trees.setdefault(name, TreeSum(members))
+            for node, value in nodes.items():
+                tree.add(node, tensor_over(value), read_only=True)
+    return {name: {node: value.numpy() for node, value in tree.nodes.items()} for name, tree in trees.items()}

@@ -197,4 +197,4 @@ class Watch:
             self._said[""] = now
             hosts = sorted({sent.member.host for sent in self.sent.values()})
             tasks = [sent.task for sent in self.sent.values()]
-            self.say(f"{', '.join(hosts)} still compute {work_of(tasks)} ({waited:.0f} s) ...")
+            self.say(f"still waiting for {work_of(tasks)} on {', '.join(hosts)} ({waited:.0f} s) ...")
