@@ -187,6 +187,23 @@ def test_limits_of_cgroups(files: dict[str, str], quota: float | None, tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"memory.max": "1000", "memory.current": "900",
+          "memory.stat": "anon 1\nactive_file 200\ninactive_file 300"}, (1000, 400)),
+        ({"memory.limit_in_bytes": "1000", "memory.usage_in_bytes": "900",
+          "memory.stat": "active_file 1\ntotal_active_file 100\ntotal_inactive_file 0"}, (1000, 800)),
+        ({"memory.max": "max", "memory.current": "900"}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_memory_of_cgroups(files: dict[str, str], limit: tuple[float, float] | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert facts._limit(tmp_path) == limit
+
+
+@pytest.mark.parametrize(
     ("mode", "around", "others"),
     [(0o600, 0o755, ""), (0o644, 0o755, "r"), (0o666, 0o755, "rw"), (0o644, 0o777, "rw"), (0o644, 0o1777, "r"),
      (0o666, 0o700, "")],

@@ -130,19 +130,14 @@ def _quota(folder: Path) -> float | None:
 
 def _memory() -> dict[str, float | None]:
     here = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()}
-    limits = [
-        (limit, _number(*_words(folder / used)))
-        for folder in _cgroups("memory")
-        for name, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-        if (limit := _number(*_words(folder / name))) and limit < here["MemTotal"]
-    ]
+    limits = [found for found in map(_limit, _cgroups("memory")) if found and found[0] < here["MemTotal"]]
     slurm = _number(os.environ.get("SLURM_MEM_PER_NODE"))
     each = _number(os.environ.get("SLURM_MEM_PER_CPU"))
     if not slurm and each:
         slurm = each * (_number(os.environ.get("SLURM_CPUS_ON_NODE")) or 1)
     found: dict[str, float | None] = {
         "machine": here["MemTotal"],
-        "available": min(here["MemAvailable"], *(limit - (used or 0) for limit, used in limits), math.inf),
+        "available": min(here["MemAvailable"], *(limit - used for limit, used in limits), math.inf),
         "cgroup": min((limit for limit, _ in limits), default=None),
         "slurm": slurm * 2**20 if slurm else None,
         "ray": here["MemTotal"],
@@ -152,6 +147,18 @@ def _memory() -> dict[str, float | None]:
 
         found["ray"] = get_system_memory()
     return found
+
+
+def _limit(folder: Path) -> tuple[float, float] | None:
+    """Returns how much memory the processes of a cgroup may use, and how much they use, without what the system keeps
+    of files and can give back; None without a limit. The cgroup may be of version 2 or 1."""
+    for limit, used, prefix in (("max", "current", ""), ("limit_in_bytes", "usage_in_bytes", "total_")):
+        most = _number(*_words(folder / f"memory.{limit}"))
+        if most:
+            kept = dict(line.split()[:2] for line in _lines(str(folder / "memory.stat")))
+            files = sum(int(kept.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
+            return most, (_number(*_words(folder / f"memory.{used}")) or 0) - files
+    return None
 
 
 def store_size(counted: float, available: float, shm: int) -> int:
