@@ -28,6 +28,16 @@ quietly() { # runs a command, and shows its output only if it fails
   ((status == 0)) || { echo "$output" | tail -n 20 >&2; return "$status"; }
 }
 
+patiently() { # the same, with a line each ten seconds
+  local log=$RAY_TMPDIR/output second=0
+  "$@" > "$log" 2>&1 &
+  while kill -0 $! 2> /dev/null; do
+    sleep 1
+    ((++second % 10)) || echo "  $second s: $(tail -n 1 "$log" | cut -c 1-150)"
+  done
+  wait $! || { tail -n 20 "$log" >&2; return 1; }
+}
+
 setting() { # prints a value of config.yaml, as `ray up` has sent it to the head
   python -c 'import sys, yaml
 found = yaml.safe_load(open("../ray_bootstrap_config.yaml"))
@@ -96,7 +106,10 @@ prepare_ssh() {
 }
 
 case ${1:-} in
-install) quietly installed ;;
+install)
+  make_private
+  patiently installed
+  ;;
 start)
   make_private
   quietly ray stop
@@ -113,7 +126,7 @@ head)
       quietly ray stop
     fi
     echo "installing ..."
-    quietly installed
+    patiently installed
     python -m pip list --format=freeze --exclude fedray > versions
     quietly make_token
     echo "starting Ray ..."

@@ -22,7 +22,7 @@ from fedray import simulate
 from fedray.cli.main import main
 from fedray.config import EngineConfig
 from fedray.engine.ray.local_cluster import private_folder
-from fedray.engine.ray.start import authentication
+from fedray.engine.ray.tokens import authentication
 
 psutil = pytest.importorskip("psutil", reason=f"it comes with Ray {ray.__version__}")
 

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole_units
 from fedray.engine.ray.local_cluster import private_folder, ray_folder, start_cluster
-from fedray.engine.ray.start import has_token
+from fedray.engine.ray.tokens import has_token
 from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:

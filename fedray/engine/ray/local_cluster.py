@@ -1,5 +1,5 @@
-"""Starts a Ray cluster on this machine, with its files in a folder that only this user can enter, even if the machine is
-busy or the path of its temporary folder is long."""
+"""Starts a Ray cluster on this machine, with its files in a folder that only this user can enter, even if the machine
+is busy or the path of its temporary folder is long."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
 
 
 def ray_folder() -> Path:
-    """Returns the folder in which ``ray start`` keeps its files on this machine, such as ``/tmp/ray``. Ray lets all users
-    write to it."""
+    """Returns the folder in which ``ray start`` keeps its files on this machine, such as ``/tmp/ray``. Ray lets all
+    users write to it."""
     # follows Ray's own rule, for which Ray has no public function
     place = next((os.environ[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "/tmp")
     return Path(place, "ray").absolute()
@@ -159,8 +159,8 @@ def remove_files() -> None:
 
 
 def _other_folder(folder: Path) -> Path:
-    """Returns a folder for Ray's files in a new folder near ``folder``, or in one of :data:`SHORT_PLACES` if that fails.
-    Returns ``folder`` if no new folder can be made."""
+    """Returns a folder for Ray's files in a new folder near ``folder``, or in one of :data:`SHORT_PLACES` if that
+    fails. Returns ``folder`` if no new folder can be made."""
     for place in (ray_folder().parent, *SHORT_PLACES):
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=OTHER, dir=place), folder.name)

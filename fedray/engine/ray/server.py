@@ -132,8 +132,8 @@ class ServerActor:
 
     @neutral()
     def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the last round for a callback that runs in the driver. ``what``, ``name`` and the result are
-        as in :meth:`fedray.engine.run.Run.look`. It can be called until the callback has returned, because the run
+        """Returns a part of the last round for a callback that runs in the driver. ``what``, ``name`` and the result
+        are as in :meth:`fedray.engine.run.Run.look`. It can be called until the callback has returned, because the run
         waits for it."""
         assert self.opened is not None
         return self.opened.look(what, name)

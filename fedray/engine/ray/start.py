@@ -3,15 +3,14 @@ imports neither torch nor Ray."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from pathlib import Path
 from types import TracebackType
 
 from fedray.config import EngineConfig
+from fedray.engine.ray.tokens import authentication
 from fedray.errors import RayNotStarted
 
 LIMITS = {
@@ -33,27 +32,6 @@ times this."""
 _given_up: list[threading.Thread] = []
 """Threads that are still making a connection to Ray that nobody needs any more. Each closes its connection once it
 is made."""
-
-
-def authentication(engine: EngineConfig) -> dict[str, str]:
-    """Returns the environment variable with which Ray shows the user's token to a cluster, or an empty dict.
-
-    A cluster that ``ray start`` has made asks for the token, if the user has one. Ray shows it by itself to clusters
-    that it has found itself, but not to the address that fedray gives it. A cluster at an address that the user has
-    named gets a token only if the user has set the variable.
-    """
-    if engine.address or "RAY_ADDRESS" in os.environ or not has_token():
-        return {}
-    return {"RAY_AUTH_MODE": "token"}
-
-
-def has_token() -> bool:
-    """Returns whether the user has a token for Ray's clusters, where Ray looks for it."""
-    if "RAY_AUTH_TOKEN" in os.environ:
-        return True
-    with contextlib.suppress(RuntimeError):  # no home folder
-        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").is_file()
-    return False
 
 
 def _busy() -> str:

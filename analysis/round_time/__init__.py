@@ -1,0 +1,1 @@
+"""How the time, the bytes and the memory of a round grow, and a model of its time (``analysis/scaling.py``)."""
