@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ def _doctor(options: argparse.Namespace) -> int:
         from fedray.engine.machines.facts import gather
         from fedray.engine.machines.findings import findings
 
-        nodes, clocks = [gather({**_folders(config), "runs": config.run.output})], {}
+        runs = {} if "://" in config.run.output else {"runs": config.run.output}
+        nodes, clocks = [gather({**_folders(config), **runs})], {}
         found = findings(nodes)
     for line in (*table_of(nodes, clocks), *_software(nodes), "", *_of_findings(found)):
         print(line)
@@ -117,12 +119,13 @@ def table_of(nodes: Sequence[Facts], clocks: Mapping[str, float]) -> Iterator[st
         size, _ = allowed(facts["memory"], "cgroup", "slurm")
         disk = facts["disks"][0]
         ahead = clocks.get(facts["host"])
+        gpus = Counter(name for name, _ in facts["gpus"]["torch"])
         rows.append(
             (
                 facts["host"],
                 f"{count:g}" if count >= total else f"{count:g} of {total:g} ({IN_WORDS[limit]})",
                 f"{gigabytes(facts['memory']['available'] or 0)} of {gigabytes(size)}",
-                ", ".join(name for name, _ in facts["gpus"]["torch"]) or str(len(facts["gpus"]["driver"])),
+                ", ".join(f"{count} x {name}" for name, count in gpus.items()) or str(len(facts["gpus"]["driver"])),
                 gigabytes(facts["store"]),
                 gigabytes(facts["shm"]["size"]),
                 f"{gigabytes(disk['free'])} of {gigabytes(disk['size'])}",

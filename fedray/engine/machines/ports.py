@@ -48,7 +48,9 @@ def open_ports() -> list[Port]:
 def _ports(program: str, process: Any) -> list[Port]:
     # processes that Ray gives a title have lost their own environment, which is that of the raylet that started them
     token = any(each.environ().get("RAY_AUTH_MODE") == "token" for each in (process, *process.parents()[:1]))
-    listening = {each.laddr for each in process.net_connections("tcp") if each.status == "LISTEN"}
+    # older versions of Ray bring a psutil with another name for it
+    connections = getattr(process, "net_connections", None) or process.connections
+    listening = {each.laddr for each in connections("tcp") if each.status == "LISTEN"}
     return [
         {
             "program": program, "address": ip, "port": port, "token": token,
