@@ -186,6 +186,19 @@ def test_what_the_cluster_lacks(capsys, ray_cluster):
     assert not Path("runs/run").exists()
 
 
+def test_a_cluster_that_nobody_can_join_is_not_waited_for(capsys, ray_cluster, tmp_path, monkeypatch):
+    """Ray's launcher leaves on the head which hosts it has; here there is none besides the head, and it is there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    record = tmp_path / "ray_bootstrap_config.yaml"
+    ray = ["engine.kind=ray", "engine.start_timeout=3", "engine.actors=2", "engine.cpus_per_actor=3"]
+    record.write_text("provider: {type: local, head_ip: 10.0.0.1, worker_ips: []}")
+    assert "with nothing for the server, 6 CPU are wanted" in refused(capsys, *ray)
+    record.write_text("provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2]}")
+    assert "did not start in 3 s" in refused(capsys, *ray)
+    record.write_text("provider: [")
+    assert "did not start in 3 s" in refused(capsys, *ray)
+
+
 def command(*arguments):
     return [sys.executable, str(PROGRAM), *FAST, *arguments]
 

@@ -42,10 +42,14 @@ def pods() -> list[dict[str, Any]]:
 
 
 def test_kubernetes_takes_the_pods_and_the_volume() -> None:
-    validate = pytest.importorskip("kubernetes_validate").validate
-    validate(RUNS, "1.30", strict=True)
-    for pod in pods():
-        validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fedray"}, **pod}, "1.30", strict=True)
+    """The validator raises if they are not."""
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    named = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fedray"}, **pod} for pod in pods()]
+    assert len(named) == 2
+    for thing in (RUNS, *named):
+        kubernetes.validate(thing, "1.30", strict=True)
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate({**named[0], "spec": {"containers": 1}}, "1.30", strict=True)
 
 
 def test_kuberay_takes_the_rest() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+import yaml
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
@@ -165,17 +167,26 @@ def actor_count(experiment: Experiment) -> int:
     return max(1, min(whole_units(min(fits)) if fits else (os.cpu_count() or 1), members))
 
 
-def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
+def is_complete() -> bool:
+    """Returns whether all machines have joined the cluster that can: it was made by ``ray up`` from a list of hosts,
+    which Ray's launcher leaves on the head, and all of them are there."""
+    try:
+        provider = yaml.safe_load((Path.home() / "ray_bootstrap_config.yaml").read_text())["provider"]
+        return provider["type"] == "local" and len(living_nodes()) > len(provider["worker_ips"])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return False
+
+
+def check_resources(experiment: Experiment, actors: int, complete: bool) -> None:
     """Checks whether the cluster has the CPUs and GPUs for the server and ``actors`` client actors. Raises
-    :class:`UserError` if some are missing and this process has started the cluster. Other clusters are not checked,
-    because machines may still join them."""
+    :class:`UserError` if some are missing and the cluster is ``complete``, so that no machine can join it."""
     engine, total = experiment.config.engine, resources()
     wanted = {
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
         "GPU": actors * gpu_share(experiment) + engine.server_gpus,
     }
     lacking = {kind: amount for kind, amount in wanted.items() if amount > total.get(kind, 0) + 1e-9}
-    if started_here and lacking:
+    if complete and lacking:
         asked = " and ".join(f"{amount:g} {kind}" for kind, amount in lacking.items())
         server = {"CPU": engine.server_cpus, "GPU": engine.server_gpus}
         also = " and ".join(f"{amount:g} {kind}" for kind, amount in server.items() if amount)

@@ -27,6 +27,7 @@ from fedray.engine.ray.cluster import (
     check_resources,
     gpu_share,
     in_trial_group,
+    is_complete,
     shortage,
 )
 from fedray.engine.ray.gpu_sharing import shared_gpus
@@ -60,8 +61,8 @@ class RayEngine:
         # an absolute path, because actors have the working directory that this process had when it joined Ray
         output = str(Path(self.experiment.config.run.output).absolute())
         experiment = self.experiment.with_run_settings(output=output)
-        started_here = self.start.ready()
-        check_resources(experiment, 1, started_here)
+        complete = self.start.ready() or is_complete()
+        check_resources(experiment, 1, complete)
         code = [
             type(experiment.algorithm),
             *experiment.task.functions,
@@ -75,7 +76,7 @@ class RayEngine:
         del self.data
         experiment = shared_gpus(experiment, stored, driver.say)
         actors = actor_count(experiment)
-        check_resources(experiment, actors, started_here)
+        check_resources(experiment, actors, complete)
         for again in (True, False):
             server = _Server(experiment, stored, actors, driver)
             try:
