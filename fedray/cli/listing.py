@@ -120,6 +120,12 @@ def paragraph(text: str, indent: int = 0) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a table as lines, with a column for each cell of a row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def _first_paragraph(thing: Any) -> Iterable[str]:
     text = cleandoc(thing.__doc__ or "").split("\n\n")[0].replace("``", "")
     return paragraph(" ".join(text.split()), indent=4)

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from fedray import __version__
-from fedray.cli import compare, costs, data, evaluate, listing, report, run, tune
+from fedray.cli import clean, compare, costs, data, doctor, evaluate, listing, report, run, tune
 from fedray.cli.settings import EXIT_INTERRUPTED, EXIT_USER
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.usercode.importing import FORMS
 
 COMMANDS = (
-    "run", "tune", "evaluate", "compare", "report", "data", "costs",
+    "run", "tune", "evaluate", "compare", "report", "data", "costs", "doctor", "clean",
     "keys", "algorithms", "models", "datasets",
 )  # fmt: skip
-TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs")
+TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs", "doctor", "clean")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,14 +94,14 @@ def _check_words(arguments: Sequence[str]) -> None:
         from fedray.config import documented_keys
         from fedray.tuning.settings import TuneConfig
 
-        further = documented_keys(TuneConfig, "tune.") if name == "tune" else ()
+        further = documented_keys(TuneConfig, "tune.") if name in ("tune", "clean") else ()
         check_words(list(arguments[1:]), [key for key, *_ in (*documented_keys(), *further)])
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("fedray", description="Federated learning simulated at scale on Ray.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in (run, tune, evaluate, compare, report, data, costs):
+    for command in (run, tune, evaluate, compare, report, data, costs, doctor, clean):
         command.add_parser(commands)
     _add_lists(commands)
     for each in (parser, *commands.choices.values()):

@@ -24,6 +24,7 @@ from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
+from fedray.engine.machines.leavings import SCRATCH
 from fedray.engine.process import user_import_path
 from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError
@@ -254,7 +255,7 @@ def run_trials(
         Exception: Whatever ``source`` raises.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="fedray-tune-") as scratch,
+        tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as scratch,
         _tune_settings(max_concurrent_trials),
         survive_memory_monitor(),
     ):

@@ -1,1 +1,1 @@
-"""Writes files safely, and shortens the start of a process."""
+"""Writes files safely, marks folders as in use, and shortens the start of a process."""

@@ -21,6 +21,7 @@ from own_process import refused as refused_line
 from fedray import simulate
 from fedray.cli.main import main
 from fedray.config import EngineConfig
+from fedray.engine.ray.local_cluster import private_folder
 from fedray.engine.ray.tokens import authentication
 
 psutil = pytest.importorskip("psutil", reason=f"it comes with Ray {ray.__version__}")
@@ -45,9 +46,12 @@ def test_a_run_that_did_not_ask_for_ray_goes_on_without(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "runs/fedavg-sample/config.yaml").read_text())["engine"]["kind"] == "local"
     # it goes on with Ray where there is one
     longer = {**SETTINGS, "run.rounds": 3}
+    sessions = {*private_folder().glob("session_*")}
     resumed = run(tmp_path, "run.rounds=3", "engine.kind=ray")
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.index("round 2 reached before; going on") < resumed.stdout.index("round 3/3")
+    # the files of a Ray that was of use are not kept
+    assert {*private_folder().glob("session_*")} <= sessions
     whole = simulate({**longer, "engine.kind": "local", "run.output": str(tmp_path / "whole")})
     assert model_of(tmp_path / "runs") == whole.summary["model_sha256"]
 

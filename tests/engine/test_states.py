@@ -226,12 +226,16 @@ def test_a_node_that_joins_is_used(tmp_path):
 
 
 def on_two_nodes(local, output, algorithm, fate):
-    """The run on two nodes, by a program of its own."""
+    """The run on two nodes, by a program of its own. It leaves nothing, not even on a node that was lost."""
     program = Path(__file__).parents[1] / "support" / "two_nodes.py"
     command = [sys.executable, str(program), str(output), algorithm, fate]
     path = os.pathsep.join([str(program.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240)
+    temporary = output.parent / "temporary"
+    temporary.mkdir()
+    variables = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+    assert [*temporary.glob("fedray-*"), *output.glob("run/.*")] == []
     return type(local)(output / "run", local.module)
 
 

@@ -238,20 +238,30 @@ def missing_on_nodes(check: Callable[[], str | None], timeout: float, say: Calla
     shows a line to the user while nodes are waited for. Raises :class:`UserError` if a node does not answer within
     ``timeout`` seconds.
     """
-    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in living_nodes()}
-    asked = {
-        name: ray.remote(check)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        .remote()
-        for node, name in nodes.items()
-    }
-    waited, left = 0.0, dict(asked)
-    while left:
-        ready, _ = ray.wait(list(left.values()), num_returns=len(left), timeout=min(SAY_SECONDS, timeout - waited))
-        left = {name: each for name, each in left.items() if each not in ready}
+    asked = [(node["NodeManagerHostname"], answer) for node, answer in ask_nodes(check, timeout, say)]
+    if late := [name for name, answer in asked if answer is None]:
+        raise UserError(f"{', '.join(late)} did not start a process in engine.start_timeout={timeout:g} s")
+    return next((f"{missing} on {name}" for name, answer in asked if (missing := ray.get(answer))), None)
+
+
+def ask_nodes(what: Callable[[], Any], timeout: float, say: Callable[[str], None]) -> list[tuple[dict[str, Any], Any]]:
+    """Calls ``what()`` on all nodes of the cluster at the same time. ``say`` shows a line to the user while nodes are
+    waited for.
+
+    Returns Ray's description of each node with Ray's reference to the result, or with None if the node has not
+    answered within ``timeout`` seconds.
+    """
+    # Ray takes functions only, and what() may be another callable
+    function = ray.remote(lambda: what())
+    asked = {}
+    for node in living_nodes():
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked[function.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()] = node
+    left, waited = list(asked), 0.0
+    while left and waited < timeout:
+        _, left = ray.wait(left, num_returns=len(left), timeout=min(SAY_SECONDS, timeout - waited))
         waited += SAY_SECONDS
-        if left and waited >= timeout:
-            raise UserError(f"{', '.join(left)} did not start a process in engine.start_timeout={timeout:g} s")
-        if left:
-            say(f"waiting for {', '.join(left)} to start a process ({waited:.0f} s) ...")
-    return next((f"{missing} on {name}" for name, each in asked.items() if (missing := ray.get(each))), None)
+        if left and waited < timeout:
+            names = ", ".join(asked[each]["NodeManagerHostname"] for each in left)
+            say(f"waiting for {names} to start a process ({waited:.0f} s) ...")
+    return [(node, None if answer in left else answer) for answer, node in asked.items()]

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,13 @@ SOCKETS = "/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 SOCKET_BYTES = 103
 """The largest number of bytes that every system allows in the path of a socket."""
 
+OTHER = "ray-"
+"""The beginning of the name of the folder that is made for a second try to start Ray."""
+
 SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+
+_sessions: list[Path] = []
+"""The folders with the files of the clusters that this process has started."""
 
 
 def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool], **options: Any) -> None:
@@ -104,10 +111,11 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
     try:
         # Ray itself lets all users read and write its folder, so the folder around it keeps them out
         _make_private(folder.parent)
-        ray.init(
+        started: Any = ray.init(
             address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
             _temp_dir=str(_short(folder)), **options,
         )  # fmt: skip
+        _sessions.append(Path(started.address_info["session_dir"]))
         return None
     except Exception as error:  # of all kinds; some are plain Exceptions
         ray.shutdown()
@@ -136,12 +144,26 @@ def end_processes() -> None:
         psutil.wait_procs(found, timeout=10)
 
 
+def remove_files() -> None:
+    """Removes the files, such as logs, of the clusters that this process has started, which must have been shut
+    down."""
+    end_processes()
+    while _sessions:
+        session = _sessions.pop()
+        shutil.rmtree(session, ignore_errors=True)
+        latest = session.with_name("session_latest")
+        if latest.is_symlink() and not latest.exists():
+            latest.unlink(missing_ok=True)
+        if session.parent.parent.name.startswith(OTHER):
+            shutil.rmtree(session.parent.parent, ignore_errors=True)
+
+
 def _other_folder(folder: Path) -> Path:
     """Returns a folder for Ray's files in a new folder near ``folder``, or in one of :data:`SHORT_PLACES` if that
     fails. Returns ``folder`` if no new folder can be made."""
     for place in (ray_folder().parent, *SHORT_PLACES):
         with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix="ray-", dir=place), folder.name)
+            return Path(tempfile.mkdtemp(prefix=OTHER, dir=place), folder.name)
     return folder
 
 

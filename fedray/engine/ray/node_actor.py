@@ -10,7 +10,7 @@ import ray
 from fedray.core.tree import TreeSum
 from fedray.engine.ray.client_actor import Sums
 from fedray.engine.state.packing import tensor_over
-from fedray.engine.state.states import State, StateFile, StateFolder
+from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
 from fedray.experiment.experiment import Experiment
 
 
@@ -24,15 +24,24 @@ class NodeActor:
 
     def read(self, file: StateFile) -> State:
         """Returns the arrays of the client state in ``file``, a file on this node, by name."""
+        # this actor may have replaced one that died
+        self.states.hold()
         return self.states.read(file)
 
     def drop(self, files: Sequence[StateFile]) -> None:
         """Removes ``files``, clients' states on this node that are no longer needed."""
         self.states.drop(files)
 
-    def clear(self) -> None:
-        """Removes all files with clients' states of this run from this node."""
+    def begin(self) -> None:
+        """Makes an empty folder for clients' states on this node. What this run left there before it was killed, and
+        what others left that are over, is removed."""
         self.states.clear()
+        self.states.clear_others()
+        self.states.hold()
+
+    def end(self) -> None:
+        """Removes all files with clients' states of this run from this node, once its client actors here are gone."""
+        self.states.clear(ENDING_SECONDS)
 
     def add_up(self, members: int, before: Sums | None, parts: Sequence[Any]) -> Sums:
         """Returns the sum of ``before`` and of ``parts``, references to sums that lie on this node, for a cohort with

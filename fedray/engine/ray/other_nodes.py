@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from safetensors.numpy import save_file
 
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, SAY_SECONDS, living_nodes
 from fedray.engine.ray.node_actor import NodeActor
-from fedray.engine.state.states import StateFile, StateFolder
+from fedray.engine.state.states import ENDING_SECONDS, StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.errors import StateLost
 from fedray.experiment.experiment import Experiment
+
+START_SECONDS = 60.0
+"""How long an actor may take to start that is needed only to remove clients' states."""
 
 
 class OtherNodes:
@@ -40,7 +43,7 @@ class OtherNodes:
             return
         self._hosts[node] = host
         if self.experiment.keeps_states:
-            self._answer(node, "clear")
+            self._answer(node, "begin")
 
     def actor(self, node: str) -> Any:
         """Returns Ray's handle of the :class:`NodeActor` on ``node``, which is started if there is none yet."""
@@ -84,17 +87,44 @@ class OtherNodes:
 
     def clear(self) -> None:
         """Removes all clients' states of the run from the other nodes that answer."""
-        cleared = [actor.clear.remote() for actor in self._actors.values()]
-        if cleared:
-            with contextlib.suppress(RayError):
-                ray.wait(cleared, num_returns=len(cleared), timeout=SAY_SECONDS)
+        if self.experiment.keeps_states:
+            self._ask("begin", list(self._actors), SAY_SECONDS)
 
     def close(self) -> None:
-        """Removes all clients' states from the other nodes, and ends their actors."""
-        self.clear()
+        """Removes all clients' states once the client actors, which must have been told to end, are gone, and ends the
+        actors on other nodes."""
+        if self.experiment.keeps_states:
+            self._remove_states()
         for actor in self._actors.values():
             ray.kill(actor)
         self._actors = {}
+
+    def _remove_states(self) -> None:
+        silent = self._ask("end", list(self._actors), SAY_SECONDS)
+        # a host that was lost may be back as another node, on which no client actor has started yet
+        back = {
+            node["NodeID"]: node["NodeManagerHostname"]
+            for node in (living_nodes() if silent else ())
+            if node["NodeManagerHostname"] in silent and node["NodeID"] not in (self.here.node, *self._actors)
+        }
+        self._hosts |= back
+        silent = [host for host in silent if host not in back.values()] + self._ask("end", list(back), START_SECONDS)
+        if silent:
+            self.say(f"clients' states are left on {', '.join(silent)}, as no answer comes: fedray clean removes them")
+        self.here.clear(ENDING_SECONDS)
+
+    def _ask(self, method: str, nodes: Sequence[str], seconds: float) -> list[str]:
+        """Calls ``method`` of the actors on ``nodes``, and returns the names of the hosts from which no answer came
+        within so many ``seconds``."""
+        asked = {getattr(self.actor(node), method).remote(): self._hosts[node] for node in nodes}
+        ready = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)[0] if asked else []
+        answered = set()
+        for reference in ready:
+            with contextlib.suppress(RayError):
+                ray.get(reference)
+                answered.add(asked[reference])
+        # a node that has left and come back has two actors
+        return sorted({*asked.values()} - answered)
 
     def _answer(self, node: str, method: str, *arguments: Any) -> Any:
         """Returns the answer of the actor on ``node`` to ``method(*arguments)``, and tells the user while it does not

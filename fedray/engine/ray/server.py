@@ -78,6 +78,8 @@ class ServerActor:
                         self._say(f"{first_line(error)}; going back to the last checkpoint")
                         self.experiment = self.experiment.with_run_settings(resume="auto")
             finally:
+                # the log is closed, so what is said from now on is only shown
+                self.opened = None
                 if self.pool is not None:
                     self.pool.close()
 

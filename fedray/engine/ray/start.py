@@ -42,15 +42,17 @@ class RayStart:
     """Connects this process to Ray in a separate thread, while torch and the data are loaded. It is a context, and
     closes the connection at its end.
 
-    With ``at_once`` the thread starts immediately, otherwise when the connection is first needed. If an error ends the
-    context, it does not wait for a connection that is still being made. If this process was connected before, that
-    connection is used and stays open.
+    With ``at_once`` the thread starts immediately, otherwise when the connection is first needed. At the end of the
+    context a cluster that was started here is shut down, and its files are removed. If an error ends the context, the
+    files stay, because of their logs, and it does not wait for a connection that is still being made. If this process
+    was connected before, that connection is used and stays open.
     """
 
     def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
         self.engine, self._tell = engine, say
         self._found: Future[bool | None] = Future()
         self._over = threading.Event()
+        self._failed = False
         self._thread = threading.Thread(target=self._connected, name="ray", daemon=True)
         if at_once:
             self._thread.start()
@@ -80,8 +82,13 @@ class RayStart:
             return
         # the thread must stay alive, because Linux ends Ray's daemons together with the thread that started them
         self._over.wait()
-        if self._found.result() is not None:
-            ray.shutdown()
+        if self._found.result() is None:
+            return
+        ray.shutdown()
+        if self._found.result() and not self._failed:
+            from fedray.engine.ray.local_cluster import remove_files
+
+            remove_files()
 
     def ready(self) -> bool:
         """Waits for the connection to Ray, and tells the user if that takes long.
@@ -121,6 +128,7 @@ class RayStart:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self._failed = kind is not None
         self._over.set()
         if self._thread.ident is None:
             return

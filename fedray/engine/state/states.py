@@ -26,6 +26,17 @@ from torch import Tensor
 
 from fedray.config import Config
 from fedray.errors import StateLost, UserError
+from fedray.util.folder_use import FolderUse, owner_of
+
+PREFIX = "fedray-"
+"""The beginning of the names of folders with clients' states that are not in a run folder; a digest follows."""
+
+OF_SERVER = ".states"
+"""The name of the folder with clients' states within a run folder, on the server's node."""
+
+ENDING_SECONDS = 5.0
+"""How many seconds to wait at the end of a run until its processes are gone, before the folder is removed. One that was
+still writing would make it anew."""
 
 State = Mapping[str, NDArray[np.float32]]
 
@@ -45,10 +56,12 @@ class StateFile:
 
 class StateFolder:
     """The folder in which the processes on the node ``node`` keep the files with clients' states. It belongs to one
-    run, and is created when it is first needed."""
+    run, and is created when it is first needed. Outside of the run folder it has a note for people, which names
+    ``run``, the path of the run folder."""
 
-    def __init__(self, path: Path, node: str = "") -> None:
+    def __init__(self, path: Path, node: str = "", run: str = "") -> None:
         self.path, self.node = path, node
+        self._use = FolderUse(path, run)
 
     @classmethod
     def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
@@ -56,10 +69,12 @@ class StateFolder:
         ``node``. It is below ``engine.spill_dir`` if that is set. Otherwise it is in the run folder on the server's
         node, whose name is ``server``, and in the folder for temporary files on other nodes."""
         run = config.run.place.absolute() / str(config.run.name)
-        own = "fedray-" + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
+        own = PREFIX + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
-            return cls(Path(config.engine.spill_dir).absolute() / own, node)
-        return cls(run / ".states" if node == server else Path(tempfile.gettempdir()) / own, node)
+            return cls(Path(config.engine.spill_dir).absolute() / own, node, str(run))
+        if node == server:
+            return cls(run / OF_SERVER, node)
+        return cls(Path(tempfile.gettempdir()) / own, node, str(run))
 
     def write(self, name: str, state: State) -> StateFile:
         """Writes the arrays of ``state`` to the file ``name`` in this folder, and returns the file. It is never visible
@@ -69,7 +84,7 @@ class StateFolder:
         # and a checkpoint flushes all of them at once.
         target, staging = self.path / name, self.path / f".{name}.{os.getpid()}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._use.begin()
             save_file({key: np.ascontiguousarray(value) for key, value in state.items()}, staging)
             staging.rename(target)
         except Exception as error:  # safetensors has errors of its own
@@ -129,7 +144,7 @@ class StateFolder:
     def adopt(self, source: Path) -> StateFile:
         """Makes a state file in this folder from ``source``, a client's state in a checkpoint, and returns the new
         file. It has the name of ``source``, and is a hard link to it, or a copy if they are on different disks."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._use.begin()
         file = StateFile(self.node, str(self.path / source.name))
         Path(file.path).unlink(missing_ok=True)
         self.store(StateFile(self.node, str(source)), Path(file.path))
@@ -140,9 +155,22 @@ class StateFolder:
         for file in files:
             Path(file.path).unlink(missing_ok=True)
 
-    def clear(self) -> None:
-        """Removes the folder with everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def hold(self) -> None:
+        """Makes the folder, and keeps others from removing it for as long as this process lives. Every writer does
+        that."""
+        self._use.begin()
+
+    def clear(self, patience: float = 0.0) -> None:
+        """Removes the folder with everything in it, after waiting up to ``patience`` seconds for the other processes
+        that have used it to end."""
+        self._use.remove(patience, anyway=True)
+
+    def clear_others(self) -> None:
+        """Removes the folders beside this one that other runs have left behind, such as those of a node that was lost.
+        Nobody can use their states any more, as a run that goes on takes them from its checkpoint."""
+        for path in self.path.parent.glob(f"{PREFIX}{'[0-9a-f]' * 16}"):
+            if path != self.path and owner_of(path):
+                FolderUse(path).remove(patience=0)
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,98 @@
+"""The command ``fedray clean``: shows what runs have left on this machine or cluster, and removes it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedray.cli.doctor import connected
+from fedray.cli.listing import aligned
+from fedray.cli.settings import load_settings
+from fedray.config import Config
+
+if TYPE_CHECKING:
+    from fedray.engine.machines.leavings import Leaving
+
+DESCRIPTION = """\
+Show what runs keep for their own use on this machine, or on all nodes of a Ray
+cluster, and whether a process still uses it. With --yes, remove what nobody
+uses any more: killed runs leave clients' states, Ray's files, and files that
+were being written. Results and checkpoints are never touched, and a run that
+goes on needs nothing of what is removed.
+
+Folders of runs are looked for in run.output and tune.output, clients' states
+also in engine.spill_dir."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command ``fedray clean`` to the command line, with its arguments and help. ``commands`` are the
+    subparsers of argparse."""
+    parser = commands.add_parser(
+        "clean",
+        help="show and remove what killed runs have left",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    keys = "run.output, tune.output, engine.spill_dir, engine.address"
+    parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=keys)
+    parser.add_argument("--cluster", action="store_true", help="on all nodes of the Ray cluster (engine.address)")
+    parser.add_argument("--yes", action="store_true", help="remove what nobody uses")
+    parser.set_defaults(function=_clean)
+
+
+def _clean(options: argparse.Namespace) -> int:
+    from fedray.tuning.settings import TuneConfig
+
+    of_tune = [word for word in options.settings if word.startswith("tune.output=")]
+    sweeps = of_tune[-1].partition("=")[2] if of_tune else TuneConfig.model_fields["output"].default
+    config = load_settings([word for word in options.settings if word not in of_tune])
+    found, silent = _leavings(config, sweeps, options.cluster, options.yes)
+    for line in (*table_of(found), *(f"{host} says nothing: {reason}" for host, reason in silent.items())):
+        print(line)
+    left = [each for each in found if each.used is False and not each.removed]
+    if options.yes and left:
+        print(f"{len(left)} could not be removed")
+    elif left:
+        print(f"fedray clean --yes removes the {len(left)} that nobody uses ({_size(left)})")
+    elif not found:
+        print("nothing is left")
+    return 1 if silent or (options.yes and left) else 0
+
+
+def _leavings(config: Config, sweeps: str, cluster: bool, remove: bool) -> tuple[list[Leaving], dict[str, str]]:
+    from fedray.engine.machines.leavings import find_leavings
+
+    outputs = [place for place in (config.run.output, sweeps) if "://" not in place]
+    here = find_leavings(outputs, config.engine.spill_dir, remove)
+    if not cluster:
+        return here, {}
+    with connected(config, print):
+        from fedray.engine.machines.cluster import leavings_of_cluster
+
+        there, silent = leavings_of_cluster(config.engine.spill_dir, remove, config.engine.start_timeout, print)
+    known = {(each.host, each.path) for each in here}
+    return here + [each for each in there if (each.host, each.path) not in known], silent
+
+
+def table_of(leavings: Sequence[Leaving]) -> Iterator[str]:
+    """Yields the lines of a table with a row for each of ``leavings``."""
+    if leavings:
+        rows = [("machine", "what", "size", "last change", "", "path", "of")]
+        for each in sorted(leavings, key=lambda each: (each.host, each.path)):
+            use = "removed" if each.removed else {True: "in use", False: "left", None: "unknown use"}[each.used]
+            age = _ago(time.time() - each.changed)
+            rows.append((each.host, each.kind, _size([each]), age, use, each.path, each.run))
+        yield from aligned(rows)
+
+
+def _size(leavings: Sequence[Leaving]) -> str:
+    return f"{sum(each.size for each in leavings) / 1e6:,.1f} MB"
+
+
+def _ago(seconds: float) -> str:
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return f"{max(0, seconds):.0f} s ago"

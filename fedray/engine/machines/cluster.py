@@ -1,0 +1,98 @@
+"""Examines and cleans all nodes of the Ray cluster that this process is connected to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from fedray.engine.machines import facts, ports
+from fedray.engine.machines.facts import Facts
+from fedray.engine.machines.leavings import Leaving, find_leavings
+from fedray.engine.ray.cluster import ask_nodes
+from fedray.errors import first_line, last_line
+
+BY_VALUE = (facts, ports)
+"""The modules that are sent to the nodes, which need not have them."""
+
+
+@dataclass
+class Answers:
+    """What the nodes of a cluster have answered: ``given`` has Ray's description of each node with its answer, and
+    ``silent`` the names of those that have given none, each with the reason."""
+
+    given: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+def facts_of_cluster(
+    folders: Mapping[str, str], data: Sequence[str], timeout: float, say: Callable[[str], None]
+) -> tuple[list[Facts], dict[str, str]]:
+    """Returns the facts about all nodes, with the amounts of CPUs and memory that Ray counts there, and the nodes that
+    have not answered within ``timeout`` seconds, with the reasons. ``folders`` and ``data`` are as in
+    :func:`~fedray.engine.machines.facts.gather`. ``say`` shows a line to the user while nodes are waited for."""
+    pickling: Any = ray.cloudpickle
+    for module in BY_VALUE:
+        pickling.register_pickle_by_value(module)
+    try:
+        answers = _asked(partial(facts.gather, folders, data), timeout, say)
+    finally:
+        for module in BY_VALUE:
+            pickling.unregister_pickle_by_value(module)
+    for node, found in answers.given:
+        counted = node["Resources"]
+        found["cpus"]["ray"] = counted.get("CPU", 0)
+        found["store"] = int(counted.get("object_store_memory", found["store"]))
+        found["memory"]["ray"] = counted.get("memory", 0) + found["store"]
+    return [found for _, found in answers.given], answers.silent
+
+
+def clocks_of_cluster(timeout: float) -> dict[str, float]:
+    """Returns by how many seconds the clock of each node is at least ahead of this machine's, by the node's name: less
+    than 0 if it is behind, and 0 if the difference may come from the time that the answer took."""
+    ahead = {}
+    for _ in range(2):  # the second time the processes that answer are there already
+        began = time.time()
+        for node, answer in ask_nodes(time.time, timeout, lambda line: None):
+            if answer is not None:
+                shown = ray.get(answer)
+                low, high = shown - time.time(), shown - began
+                ahead[node["NodeManagerHostname"]] = low if low > 0 else min(high, 0.0)
+    return ahead
+
+
+def leavings_of_cluster(
+    spill_dir: str | None, remove: bool, timeout: float, say: Callable[[str], None]
+) -> tuple[list[Leaving], dict[str, str]]:
+    """Returns what runs have left on the nodes outside of run folders, as
+    :func:`~fedray.engine.machines.leavings.find_leavings` does, and the nodes that have not answered within ``timeout``
+    seconds, with the reasons. ``say`` shows a line to the user while nodes are waited for."""
+    answers = _asked(partial(find_leavings, (), spill_dir, remove), timeout, say)
+    found: dict[tuple[str, str], Leaving] = {}
+    for _, leavings in answers.given:
+        for each in leavings:
+            # several nodes of a cluster may be on one machine, and only one of them can have removed it
+            other = found.get((each.host, each.path), each)
+            found[each.host, each.path] = other if other.removed else each
+    return list(found.values()), answers.silent
+
+
+def _asked(what: Callable[[], Any], timeout: float, say: Callable[[str], None]) -> Answers:
+    answers = Answers()
+    for node, answer in ask_nodes(what, timeout, say):
+        host = node["NodeManagerHostname"]
+        try:
+            if answer is None:
+                answers.silent[host] = f"no answer in {timeout:g} s"
+            else:
+                answers.given.append((node, ray.get(answer)))
+        except RayTaskError as error:
+            answers.silent[host] = last_line(str(error))
+        except RayError as error:
+            answers.silent[host] = first_line(error)
+    return answers

@@ -1,0 +1,170 @@
+"""Finds what runs have left on this machine, and removes what nobody uses any more (``fedray clean``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedray.data.storage.cache import cache_folder
+from fedray.engine.ray.local_cluster import OTHER, SHORT_PLACES, private_folder, ray_folder
+from fedray.engine.state.states import OF_SERVER, PREFIX
+from fedray.util.folder_use import FolderUse, in_use, owner_of
+
+UNFINISHED_SECONDS = 24 * 3600.0
+"""For how long nobody must have written to an unfinished file until it counts as left behind. Its writer may be on
+another machine that shares the disk."""
+
+QUIET_SECONDS = 60.0
+"""For how long a living cluster of Ray writes nothing at most: its processes may be hidden from this one, in another
+container that shares the disk."""
+
+UNFINISHED = re.compile(r"\..+\.\d+")
+"""The names of files and folders that are being written, as fedray gives them in run folders: ``.NAME.PROCESS``."""
+
+SCRATCH = "fedray-tune-"
+"""The beginning of the names of a sweep's folders for temporary files; the number of its process and a dash follow."""
+
+DIGEST = "[0-9a-f]" * 16
+"""A pattern for the digests in names of folders and links."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A file or folder that a run has made for its own use on the machine ``host``.
+
+    ``kind`` says what it is, ``size`` is in bytes, ``changed`` is the time of the last change in seconds since 1970,
+    and ``run`` is the run whose it is, if that is known. ``used`` is None if it can't be known whether anybody still
+    uses it. ``removed`` says that it has been removed since it was found.
+    """
+
+    kind: str
+    path: str
+    run: str
+    used: bool | None
+    size: int = 0
+    changed: float = 0.0
+    host: str = ""
+    removed: bool = False
+
+
+def find_leavings(outputs: Sequence[str], spill_dir: str | None, remove: bool = False) -> list[Leaving]:
+    """Returns what runs have left on this machine, and what living runs have there.
+
+    Run folders are looked for below ``outputs``, and clients' states also in ``spill_dir``. With ``remove`` everything
+    is removed that certainly nobody uses any more.
+    """
+    commands = _command_lines()
+    found = [*_states(spill_dir), *_in_outputs(outputs), *_of_ray(commands), *_of_sweeps(), *_in_cache()]
+    unique = {each.path: each for each in found if _is_own(each.path)}
+    measured = [_measured(each) for each in unique.values()]
+    return [_removed(each) if remove and each.used is False else each for each in measured]
+
+
+def _states(spill_dir: str | None) -> Iterator[Leaving]:
+    for place in (tempfile.gettempdir(), *([spill_dir] if spill_dir else [])):
+        for path in Path(place).absolute().glob(PREFIX + DIGEST):
+            yield Leaving("clients' states", str(path), owner_of(path), in_use(path))
+
+
+def _in_outputs(outputs: Sequence[str]) -> Iterator[Leaving]:
+    for output in outputs:
+        for place, folders, files in os.walk(Path(output).absolute()):
+            for name in (*folders, *files):
+                path = Path(place, name)
+                if name == OF_SERVER:
+                    yield Leaving("clients' states", str(path), owner_of(path) or place, in_use(path))
+                elif UNFINISHED.fullmatch(name):
+                    yield _unfinished(path, place)
+            folders[:] = [name for name in folders if name != OF_SERVER and not UNFINISHED.fullmatch(name)]
+
+
+def _of_ray(commands: str) -> Iterator[Leaving]:
+    """Yields the files of Ray clusters in the folder that fedray and ``ray up`` with its configuration use, and the
+    short links to them. A cluster's processes have the name of its session in their commands."""
+    for path in private_folder().glob("session_[0-9]*"):
+        yield _of_cluster(path, path.name in commands)
+    for place in map(Path, dict.fromkeys((str(ray_folder().parent), *SHORT_PLACES))):
+        # what a second try to start Ray has made
+        for path in place.glob(f"{OTHER}????????"):
+            if (path / "ray").is_dir():
+                yield _of_cluster(path, str(path) in commands)
+        for path in place.glob(f"fedray-{os.getuid()}/{DIGEST}"):
+            if path.is_symlink():
+                yield Leaving("link to Ray's files", str(path), "", str(path) in commands)
+
+
+def _of_cluster(path: Path, seen: bool) -> Leaving:
+    return Leaving("Ray's files", str(path), "", seen or _idle(path) < QUIET_SECONDS)
+
+
+def _of_sweeps() -> Iterator[Leaving]:
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
+        process = path.name.removeprefix(SCRATCH).partition("-")[0]
+        yield Leaving("files of a sweep", str(path), f"process {process}", Path("/proc", process).exists())
+
+
+def _in_cache() -> Iterator[Leaving]:
+    cache = cache_folder()
+    for path in (*cache.glob("mapped/*.copy"), *cache.glob("mapped/*.partial"), *cache.glob("tmp????????")):
+        yield _unfinished(path, "")
+
+
+def _unfinished(path: Path, run: str) -> Leaving:
+    return Leaving("unfinished file", str(path), run, _idle(path) < UNFINISHED_SECONDS)
+
+
+def _idle(path: Path) -> float:
+    """Returns for how many seconds nobody has written to a file or folder."""
+    return time.time() - _measure(str(path))[1]
+
+
+def _is_own(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _measured(leaving: Leaving) -> Leaving:
+    size, changed = _measure(leaving.path)
+    return replace(leaving, host=platform.node(), size=size, changed=changed)
+
+
+def _measure(path: str) -> tuple[int, float]:
+    """Returns how many bytes of the disk a file or folder takes, and the time of its last change."""
+    size, changed = 0, 0.0
+    inside = (os.path.join(place, name) for place, _, files in os.walk(path) for name in (".", *files))
+    for each in (path, *inside):
+        with contextlib.suppress(OSError):
+            found = os.lstat(each)
+            size, changed = size + found.st_blocks * 512, max(changed, found.st_mtime)
+    return size, changed
+
+
+def _removed(leaving: Leaving) -> Leaving:
+    path = Path(leaving.path)
+    if leaving.kind == "clients' states":
+        # only if nobody has begun to use it meanwhile
+        FolderUse(path).remove(patience=0)
+    elif path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    return replace(leaving, removed=not os.path.lexists(path))
+
+
+def _command_lines() -> str:
+    """Returns the commands of all processes on this machine, one a line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().decode(errors="replace"))
+    return "\n".join(found)

@@ -1,0 +1,189 @@
+"""`fedray clean`, and who removes what: what a living run uses stays, what a killed one has left goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import loaded
+
+from fedray.cli.main import main
+from fedray.engine.machines import leavings
+from fedray.engine.machines.leavings import QUIET_SECONDS, UNFINISHED_SECONDS, Leaving, find_leavings
+from fedray.engine.state.states import StateFolder
+from fedray.util.folder_use import FolderUse, in_use
+
+STATE = {"c": np.ones(8, dtype=np.float32)}
+LIVING, DEAD, OTHER = (f"fedray-{digit * 16}" for digit in "abc")
+
+
+def write_states(path: Path, begun: Event) -> None:
+    """What a client actor does: it writes states until it is killed."""
+    folder = StateFolder(path, run="/runs/x")
+    while True:
+        folder.write("state", STATE)
+        begun.set()
+
+
+@pytest.fixture
+def write() -> Iterator[Any]:
+    """Starts processes that write states, and returns them once they have written some."""
+    processes = []
+
+    def start(path: Path) -> Any:
+        begun = loaded().Event()
+        process = loaded().Process(target=write_states, args=(path, begun))
+        process.start()
+        processes.append(process)
+        assert begun.wait(60)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of the test's own: a folder for temporary files, Ray's, the cache and runs."""
+    for name in ("temporary", "ray", "cache", "w"):
+        (tmp_path / name).mkdir(mode=0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(leavings, "SHORT_PLACES", (str(tmp_path / "temporary"),))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path / "w")
+    return tmp_path
+
+
+def test_a_run_that_ends_waits_for_those_who_still_write(tmp_path: Path, write: Any) -> None:
+    """Otherwise a state that is written a moment later makes the folder anew."""
+    path = tmp_path / "states"
+    process = write(path)
+    cleared = threading.Thread(target=StateFolder(path).clear, args=(60,))
+    cleared.start()
+    assert in_use(path)
+    process.kill()
+    cleared.join(60)
+    process.join()
+    assert not path.exists()
+
+
+def test_a_run_removes_what_others_have_left_that_are_over(tmp_path: Path, write: Any) -> None:
+    write(tmp_path / LIVING)
+    killed = write(tmp_path / DEAD)
+    killed.kill()
+    killed.join()
+    # without a mark it is another program's, or an older fedray's
+    (tmp_path / OTHER).mkdir()
+    (tmp_path / "fedray-notes").mkdir()
+    StateFolder(tmp_path / "fedray-0123456789abcdef").clear_others()
+    assert {path.name for path in tmp_path.iterdir()} == {LIVING, OTHER, "fedray-notes"}
+
+
+def test_a_folder_that_somebody_removed_is_made_and_locked_again(tmp_path: Path) -> None:
+    use = FolderUse(tmp_path / "folder")
+    use.begin()
+    os.rmdir(use.path)
+    use.begin()
+    assert in_use(use.path)
+    assert not FolderUse(use.path).remove(patience=0)
+    assert use.remove(patience=0)
+    assert in_use(use.path) is None
+
+
+def test_other_users_read_no_states(tmp_path: Path) -> None:
+    StateFolder(tmp_path / "states").write("s", STATE)
+    assert (tmp_path / "states").stat().st_mode & 0o777 == 0o700
+
+
+def found(**arguments: Any) -> dict[str, Leaving]:
+    return {Path(each.path).name: each for each in find_leavings(["runs"], None, **arguments)}
+
+
+def test_states(places: Path, write: Any) -> None:
+    write(places / "temporary" / LIVING)
+    for path in (places / "temporary" / DEAD, places / "w/runs/x/.states"):
+        killed = write(path)
+        killed.kill()
+        killed.join()
+    before = found()
+    assert {name: each.used for name, each in before.items()} == {LIVING: True, DEAD: False, ".states": False}
+    assert before[DEAD].run == "/runs/x"
+    assert before[DEAD].size >= 4096
+    assert time.time() - before[DEAD].changed < 600
+    assert {name: each.removed for name, each in found(remove=True).items()} == {
+        LIVING: False, DEAD: True, ".states": True,
+    }  # fmt: skip
+    assert list(found()) == [LIVING]
+
+
+def test_unfinished_files(places: Path) -> None:
+    for name in ("runs/x/.metrics.csv.123", "runs/x/checkpoints/.round-00000001.123/a", "runs/x/metrics.csv"):
+        path = places / "w" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert {name: each.used for name, each in found().items()} == {
+        ".metrics.csv.123": True,
+        ".round-00000001.123": True,
+    }
+    past = time.time() - UNFINISHED_SECONDS - 60
+    for path in (places / "w/runs").rglob("*"):
+        os.utime(path, (past, past))
+    assert {name: each.removed for name, each in found(remove=True).items()} == {
+        ".metrics.csv.123": True, ".round-00000001.123": True,
+    }  # fmt: skip
+    assert [path.name for path in (places / "w/runs/x").iterdir() if path.is_file()] == ["metrics.csv"]
+
+
+def test_ray_files(places: Path) -> None:
+    living, dead = (f"session_2026-01-0{day}_00-00-00_000000_1" for day in (1, 2))
+    link = places / "temporary" / f"fedray-{os.getuid()}" / ("d" * 16)
+    for path in (places / "ray/ray" / living, places / "ray/ray" / dead, places / "ray/ray-abcdefgh/ray", link.parent):
+        path.mkdir(parents=True)
+    link.symlink_to(places / "ray/ray")
+    # a cluster whose processes can't be seen would write
+    assert found()[dead].used
+    past = time.time() - QUIET_SECONDS - 1
+    for path in (places / "ray").rglob("*"):
+        os.utime(path, (past, past))
+    holder = subprocess.Popen([sys.executable, "-c", "input()", f"{link}/{living}/sockets"], stdin=subprocess.PIPE)
+    try:
+        names = {living: True, dead: False, "ray-abcdefgh": False, link.name: True}
+        assert {name: each.used for name, each in found().items()} == names
+        found(remove=True)
+        assert set(found()) == {living, link.name}
+    finally:
+        holder.kill()
+        holder.wait()
+    found(remove=True)
+    assert found() == {}
+    assert (places / "ray/ray").is_dir()
+
+
+def test_what_the_command_says(places: Path, write: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clean"]) == 0
+    assert capsys.readouterr().out == "nothing is left\n"
+    write(places / "temporary" / LIVING)
+    killed = write(places / "spilt" / DEAD)
+    killed.kill()
+    killed.join()
+    spill = f"engine.spill_dir={places}/spilt"
+    assert main(["clean", spill, "tune.output=sweeps"]) == 0
+    _, *rows, advice = capsys.readouterr().out.splitlines()
+    assert [("in use" in row, "left" in row) for row in rows] == [(False, True), (True, False)]
+    assert advice.startswith("fedray clean --yes removes the 1 that nobody uses")
+    assert main(["clean", spill, "--yes"]) == 0
+    assert "removed" in capsys.readouterr().out
+    assert not (places / "spilt" / DEAD).exists()
+    assert (places / "temporary" / LIVING).exists()
