@@ -67,10 +67,8 @@ class Mirror:
         self._busy.set()
         self._contact.heard()
         self._start(self._run)
-        self._watch(self._ready)
-        if self.error is not None:
-            raise self.error
-        self._start(lambda: self._watch(self._ended))
+        self._start(self._watch)
+        self._wait(self._ready, lambda: f"still reading {self.storage.shown} ...")
 
     def _start(self, work: Callable[[], None]) -> None:
         threading.Thread(target=self._guarded, args=(work,), name="mirror", daemon=True).start()
@@ -79,8 +77,15 @@ class Mirror:
         """Waits until everything in ``folder`` is at the URI, and gives the remote folder up. Raises
         :class:`UserError` if that was not possible."""
         self._ending.set()
-        while not self._ended.wait(SILENCE):
-            self.say(f"bringing {self.storage.shown} up to date: {self._sent} of {self._to_send} files are there ...")
+        where = self.storage.shown
+        self._wait(self._ended, lambda: f"bringing {where} up to date: {self._sent} of {self._to_send} files sent ...")
+
+    def _wait(self, until: threading.Event, line: Callable[[], str]) -> None:
+        """Waits for ``until``, and says ``line()`` now and then. Raises the mirror's error, if it has one."""
+        while not until.wait(SILENCE):
+            # about a storage that does not answer the thread that watches it has lines of its own
+            if time.monotonic() - self._contact.answered < SILENCE:
+                self.say(line())
         if self.error is not None:
             raise self.error
 
@@ -93,11 +98,10 @@ class Mirror:
         self._ready.set()
         self._ended.set()
 
-    def _watch(self, until: threading.Event) -> None:
-        """Says that the storage does not answer, and ends the mirror after the limit, until the event ``until``
-        is set."""
+    def _watch(self) -> None:
+        """Says if the storage does not answer, and ends the mirror after the limit."""
         said = 0.0
-        while not until.wait(0.5):
+        while not self._ended.wait(0.5):
             now = time.monotonic()
             silent = now - self._contact.answered if self._busy.is_set() else 0.0
             why = f" ({self._contact.reason})" if self._contact.reason else ""

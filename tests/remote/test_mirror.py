@@ -77,7 +77,7 @@ def test_what_was_not_sent_is_sent_the_next_time(s3, tmp_path):
     uri, folder, lines = s3.uri("unsent/run"), tmp_path / "run", list[str]()
 
     def write_while_it_is_frozen() -> None:
-        with mirrored(uri, folder, 2, lines.append) as found:
+        with mirrored(uri, folder, 5, lines.append) as found:
             write(folder, metrics="1\n")
             until(lambda: Storage(uri).read("metrics") == b"1\n")
             with s3.frozen():
@@ -237,7 +237,7 @@ def test_a_writer_that_has_died_elsewhere_is_waited_for_and_then_replaced(uri, t
     with mirrored(uri, tmp_path / "run", 60, lines.append):
         write(tmp_path / "run", metrics="1\n")
     assert "is in use by process 12 on host3; waiting up to 2 s" in lines[0]
-    assert lines[1] == "process 12 on host3 has not been heard of for 2 s: going on in its place"
+    assert "process 12 on host3 has not been heard of for 2 s: going on in its place" in lines
     assert Storage(uri).read("metrics") == b"1\n"
 
 
