@@ -62,7 +62,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _folders(config: Config) -> dict[str, str]:
     """Returns the folders that a run uses on each node, by their purposes."""
-    from fedray.data.storage.cache import cache_folder
+    from fedray.util.cache import cache_folder
     from fedray.engine.ray.local_cluster import private_folder
 
     spill = {"clients' states": config.engine.spill_dir} if config.engine.spill_dir else {}
