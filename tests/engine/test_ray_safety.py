@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_process import run
 
 from fedray.config import EngineConfig
 from fedray.engine.ray.cluster import existing_cluster
@@ -76,10 +77,17 @@ def test_a_pipe_in_place_of_the_address_is_not_waited_for(ray_files: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_cluster_of_plain_ray_start_is_found(ray_files: Path) -> None:
+def test_a_cluster_of_plain_ray_start_is_found_and_shown_the_token(ray_files: Path, tmp_path: Path) -> None:
     ray_files.rmdir()
+    home: dict[str, str | None] = {"HOME": str(tmp_path), "RAY_AUTH_MODE": None}
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("0123456789abcdef" * 4)
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=1", "--block"]
-    with subprocess.Popen([*command, "--include-dashboard=false"], stdout=subprocess.PIPE, text=True) as started:
+    environment = {name: value for name, value in {**os.environ, **home}.items() if value is not None}
+    with subprocess.Popen(
+        [*command, "--include-dashboard=false"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as started:
         assert started.stdout is not None
         try:
             for line in started.stdout:
@@ -88,6 +96,10 @@ def test_a_cluster_of_plain_ray_start_is_found(ray_files: Path) -> None:
             address = (ray_files / "ray_current_cluster").read_text()
             assert existing_cluster(EngineConfig()) == address
             assert existing_cluster(EngineConfig(address="auto")) == address
+            # it asks for the user's token
+            done = run(tmp_path, "engine.kind=ray", "engine.actors=1", change={**home, "RAY_ADDRESS": None})
+            assert f"connecting to the Ray cluster at {address}" in done.stdout
+            assert done.returncode == 0, done.stderr
         finally:
             started.terminate()
 
