@@ -105,17 +105,18 @@ def test_a_cluster_of_plain_ray_start_is_found_and_shown_the_token(ray_files: Pa
 
 
 @contextlib.contextmanager
-def cluster_of_fedray() -> Iterator[Path]:
-    """Starts a cluster as a run does, and yields the folder of its session."""
+def cluster_of_fedray(home: Path) -> Iterator[Path]:
+    """Starts a cluster as a run does, for a user with this home folder, and yields the folder of its session."""
     with subprocess.Popen(
-        [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as run:
-        assert run.stdin is not None
-        assert run.stdout is not None
+        [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "HOME": str(home)},
+    ) as started:  # fmt: skip
+        assert started.stdin is not None
+        assert started.stdout is not None
         try:
-            yield Path(run.stdout.readline().strip())
+            yield Path(started.stdout.readline().strip())
         finally:
-            run.stdin.close()
+            started.stdin.close()
 
 
 def ports_of(session: Path) -> set[int]:
@@ -130,8 +131,12 @@ def ports_of(session: Path) -> set[int]:
 
 @needs_root
 @pytest.mark.slow
-def test_other_users_read_no_file_and_no_metrics_of_a_cluster_that_fedray_starts(ray_files: Path) -> None:
-    with cluster_of_fedray() as session:
+def test_other_users_read_no_file_and_no_metrics_of_a_cluster_that_fedray_starts(
+    ray_files: Path, tmp_path: Path
+) -> None:
+    with cluster_of_fedray(tmp_path) as session:
+        # Ray's token is there, which Ray lets everybody read
+        assert stat.S_IMODE((tmp_path / ".ray").stat().st_mode) == 0o700
         assert session.is_relative_to(ray_files.parent / f"fedray-{os.getuid()}")
         # Ray opens its own folders to all
         assert stat.S_IMODE((session / "logs").stat().st_mode) == 0o777
