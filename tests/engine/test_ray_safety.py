@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_process import run
 
 from fedray.config import EngineConfig
 from fedray.engine.ray.cluster import existing_cluster
@@ -76,10 +77,17 @@ def test_a_pipe_in_place_of_the_address_is_not_waited_for(ray_files: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_cluster_of_plain_ray_start_is_found(ray_files: Path) -> None:
+def test_a_cluster_of_plain_ray_start_is_found_and_shown_the_token(ray_files: Path, tmp_path: Path) -> None:
     ray_files.rmdir()
+    home: dict[str, str | None] = {"HOME": str(tmp_path), "RAY_AUTH_MODE": None}
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("0123456789abcdef" * 4)
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--num-cpus=1", "--block"]
-    with subprocess.Popen([*command, "--include-dashboard=false"], stdout=subprocess.PIPE, text=True) as started:
+    environment = {name: value for name, value in {**os.environ, **home}.items() if value is not None}
+    with subprocess.Popen(
+        [*command, "--include-dashboard=false"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as started:
         assert started.stdout is not None
         try:
             for line in started.stdout:
@@ -88,22 +96,27 @@ def test_a_cluster_of_plain_ray_start_is_found(ray_files: Path) -> None:
             address = (ray_files / "ray_current_cluster").read_text()
             assert existing_cluster(EngineConfig()) == address
             assert existing_cluster(EngineConfig(address="auto")) == address
+            # it asks for the user's token
+            done = run(tmp_path, "engine.kind=ray", "engine.actors=1", change={**home, "RAY_ADDRESS": None})
+            assert f"connecting to the Ray cluster at {address}" in done.stdout
+            assert done.returncode == 0, done.stderr
         finally:
             started.terminate()
 
 
 @contextlib.contextmanager
-def cluster_of_fedray() -> Iterator[Path]:
-    """Starts a cluster as a run does, and yields the folder of its session."""
+def cluster_of_fedray(home: Path) -> Iterator[Path]:
+    """Starts a cluster as a run does, for a user with this home folder, and yields the folder of its session."""
     with subprocess.Popen(
-        [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as run:
-        assert run.stdin is not None
-        assert run.stdout is not None
+        [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "HOME": str(home)},
+    ) as started:  # fmt: skip
+        assert started.stdin is not None
+        assert started.stdout is not None
         try:
-            yield Path(run.stdout.readline().strip())
+            yield Path(started.stdout.readline().strip())
         finally:
-            run.stdin.close()
+            started.stdin.close()
 
 
 def ports_of(session: Path) -> set[int]:
@@ -118,8 +131,12 @@ def ports_of(session: Path) -> set[int]:
 
 @needs_root
 @pytest.mark.slow
-def test_other_users_read_no_file_and_no_metrics_of_a_cluster_that_fedray_starts(ray_files: Path) -> None:
-    with cluster_of_fedray() as session:
+def test_other_users_read_no_file_and_no_metrics_of_a_cluster_that_fedray_starts(
+    ray_files: Path, tmp_path: Path
+) -> None:
+    with cluster_of_fedray(tmp_path) as session:
+        # Ray's token is there, which Ray lets everybody read
+        assert stat.S_IMODE((tmp_path / ".ray").stat().st_mode) == 0o700
         assert session.is_relative_to(ray_files.parent / f"fedray-{os.getuid()}")
         # Ray opens its own folders to all
         assert stat.S_IMODE((session / "logs").stat().st_mode) == 0o777

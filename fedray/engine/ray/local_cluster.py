@@ -64,6 +64,9 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
         Path.home()
     except RuntimeError:  # Ray keeps a token in the user's home folder
         os.environ["HOME"] = tempfile.gettempdir()
+    with contextlib.suppress(OSError):
+        # where Ray keeps its token, which by itself it lets everybody read
+        _make_private(Path.home() / ".ray")
     folder = private_folder()
     failure = _failure(engine, folder, options)
     if failure and wanted():
