@@ -62,8 +62,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _folders(config: Config) -> dict[str, str]:
     """Returns the folders that a run uses on each node, by their purposes."""
-    from fedray.util.cache import cache_folder
     from fedray.engine.ray.local_cluster import private_folder
+    from fedray.util.cache import cache_folder
 
     spill = {"clients' states": config.engine.spill_dir} if config.engine.spill_dir else {}
     return {"Ray's files": str(private_folder()), "cache": str(cache_folder()), **spill}

@@ -171,7 +171,8 @@ def test_a_token_is_shown_to_clusters_of_this_machine_alone(tmp_path: Path, monk
     assert authentication(here) == {}
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("0" * 32)
-    assert authentication(here) == {"RAY_AUTH_MODE": "token"}
+    for config in (here, EngineConfig(address="auto"), EngineConfig(address="local")):
+        assert authentication(config) == {"RAY_AUTH_MODE": "token"}
     assert authentication(named) == {}
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert authentication(here) == {}

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedray.util.cache import cache_folder
 from fedray.engine.ray.local_cluster import OTHER, SHORT_PLACES, private_folder, ray_folder
 from fedray.engine.state.states import OF_SERVER, PREFIX
+from fedray.util.cache import cache_folder
 from fedray.util.folder_use import FolderUse, in_use, owner_of
 
 UNFINISHED_SECONDS = 24 * 3600.0

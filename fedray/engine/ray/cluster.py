@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -72,22 +71,10 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
         # ray.init may try for minutes if nobody listens at the address
         if ":" in address and "://" not in address:
             _connect(address)
-        if (engine.address or os.environ.get("RAY_ADDRESS") or "auto") == "auto":
-            _show_token()
         ray.init(address=address, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
     return False
-
-
-def _show_token() -> None:
-    """Makes this process show the user's token, if there is one, to the cluster that :func:`_address_here` has found.
-    Ray by itself does so where it finds the address, but not where it is given one."""
-    # Ray has no public function for this, and older versions have none
-    with contextlib.suppress(ImportError):
-        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def existing_cluster(engine: EngineConfig, say: Callable[[str], None] = lambda line: None) -> str | None:

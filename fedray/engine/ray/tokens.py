@@ -17,7 +17,8 @@ def authentication(engine: EngineConfig) -> dict[str, str]:
     that it has found itself, but not to the address that fedray gives it. A cluster at an address that the user has
     named gets a token only if the user has set the variable.
     """
-    if engine.address or "RAY_ADDRESS" in os.environ or not has_token():
+    named = (engine.address or os.environ.get("RAY_ADDRESS") or "auto") not in ("auto", "local")
+    if named or not has_token():
         return {}
     return {"RAY_AUTH_MODE": "token"}
 
