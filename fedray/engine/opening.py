@@ -85,10 +85,10 @@ def open_run(
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         warnings += [*_warnings(recorder, saved), *_on_operations(unsure)]
         recorder.withdraw_promise(unsure)
-        for line in warnings:
-            say(line)
         for line in (*warnings, *experiment.notes):
             recorder.note(line)
+            if line in warnings:
+                say(line)
         run = Run(experiment, data, worker, pool, state, scoring, recorder, concurrent, overlap, say)
         if saved is not None:
             run.restore(saved)
