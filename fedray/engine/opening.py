@@ -48,8 +48,7 @@ def open_run(
 
     ``make_pool(worker)`` returns the pool and a description of each computing process. ``concurrent`` and ``overlap``
     say what may happen at the same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say(line)`` shows a line to
-    the user. ``node`` is Ray's name of this node. With ``close_pool=False`` the pool is not closed at the end, because
-    another run will use it.
+    the user. ``node`` is Ray's name of this node. With ``close_pool=False`` the pool stays open for another run.
 
     Raises :class:`UserError` if the folder can't be used. The folder is then unchanged. If an error ends the context,
     the run folder says so (:func:`~fedray.tracking.failure.write_failure`).
