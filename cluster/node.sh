@@ -76,7 +76,7 @@ started() { # ray start, with the options that follow
   cd ~/.fedray
 }
 
-on_worker() { # on_worker ADDRESS COMMAND: runs it there; an answer is due in seconds
+on_worker() { # on_worker ADDRESS COMMAND: runs it there
   ssh "${ssh_options[@]}" "$user@$1" "$2" < /dev/null
 }
 
@@ -118,8 +118,8 @@ start)
 head)
   make_private
   keeper=$(pgrep -u $UID -o -f '[n]ode.sh keep' || true)
-  [[ -z $keeper ]] || kill -- "-$keeper" # with its connections; workers do not end with theirs
-  if ! gcs > /dev/null || [[ $(digest) != "$(cat "$RAY_TMPDIR/started" 2> /dev/null)" ]]; then
+  [[ -z $keeper ]] || kill -- "-$keeper" || true # with its connections; workers do not end with theirs
+  if ! gcs > /dev/null || ! raylet_of '[^ ]*' > /dev/null || [[ $(digest) != "$(cat "$RAY_TMPDIR/started" 2> /dev/null)" ]]; then
     if [[ -x $venv/bin/ray ]]; then
       prepare_ssh
       stop_workers
@@ -153,7 +153,7 @@ def state(worker):  # the last that is known of a worker that is not there yet
 try:
     ray.init(address=address, log_to_driver=False, logging_level="error")
     for second in range(900):
-        joined = sum(node["Alive"] for node in ray.nodes()) - 1
+        joined = min(sum(node["Alive"] for node in ray.nodes()) - 1, len(workers))
         if second % 10 == 0 or joined >= len(workers):
             here = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
             print(f"{joined} of {len(workers)} workers joined", flush=True)
@@ -175,7 +175,7 @@ keep)
   for worker in $(setting provider.worker_ips); do bring "$worker" & done
   tail --pid="$head" -f /dev/null
   # shellcheck disable=SC2046 # one word each
-  kill $(jobs -p) # `ray down` ends Ray on the head alone
+  kill $(jobs -p) || true # `ray down` ends Ray on the head alone
   stop_workers
   kill -- -$$
   ;;
@@ -184,13 +184,14 @@ worker)
   # The head comes again when the connection was lost; then the one before may still watch over the node.
   exec 9> "$RAY_TMPDIR/lock"
   until flock -w 10 9; do kill -0 $PPID 2> /dev/null || exit 0; done
-  if ! raylet_of "$2" > /dev/null; then
-    timeout 10 bash -c ": < /dev/tcp/$2/$port" 2> /dev/null || fail "$HOSTNAME gets no answer from the head at $2:$port"
+  head=$(getent ahostsv4 "$2" | awk 'NR == 1 {print $1}') || fail "$HOSTNAME does not know the head's name, $2"
+  if ! raylet_of "$head" > /dev/null; then
+    timeout 10 bash -c ": < /dev/tcp/$head/$port" 2> /dev/null || fail "$HOSTNAME gets no answer from the head at $2:$port"
     [[ ! -x $venv/bin/ray ]] || quietly ray stop
     installed --constraint versions
-    started --address="$2:$port"
+    started --address="$head:$port"
   fi
-  tail --pid="$(raylet_of "$2")" -f /dev/null 9>&-
+  tail --pid="$(raylet_of "$head")" -f /dev/null 9>&-
   quietly ray stop # a node that has lost its head ends, but for some processes
   ;;
 stop)
