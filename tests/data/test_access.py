@@ -119,7 +119,7 @@ def test_actors_that_are_killed(access, whole, tmp_path, ray_cluster):
     onray = {"engine__kind": "ray", "engine__actors": 2, "engine__cpus_per_actor": 0.5}
     assert_same(whole, run(tmp_path, access, callbacks=[kill], **onray))
     assert len(set(killed)) == 2
-    assert "its work is done again" in (tmp_path / "run" / "log.txt").read_text()
+    assert "a client actor died" in (tmp_path / "run" / "log.txt").read_text()
 
 
 KILLED = """

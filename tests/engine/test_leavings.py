@@ -157,8 +157,12 @@ def test_ray_files(places: Path) -> None:
     past = time.time() - QUIET_SECONDS - 1
     for path in (places / "ray").rglob("*"):
         os.utime(path, (past, past))
-    holder = subprocess.Popen([sys.executable, "-c", "input()", f"{link}/{living}/sockets"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print(flush=True); input()", f"{link}/{living}/sockets"]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        # before, its command may still be that of this process
+        assert holder.stdout is not None
+        holder.stdout.readline()
         names = {living: True, dead: False, "ray-abcdefgh": False, link.name: True}
         assert {name: each.used for name, each in found().items()} == names
         found(remove=True)
