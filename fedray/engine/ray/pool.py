@@ -174,8 +174,10 @@ class RayPool:
         except RayTaskError as error:
             if isinstance(error.cause, Unreachable):
                 hosts = self.nodes.hosts_of([*getattr(task, "states", ()), *getattr(task, "received", ())])
-                self.say(
-                    f"no answer from {' and '.join(hosts) or 'a host'} to {member.host}; doing {work_of([task])} again"
+                there = " and ".join(hosts) or "a host"
+                self._watch.say_once(
+                    f"{there} to {member.host}",
+                    f"no answer from {there} to {member.host}; doing {work_of([task])} again until there is one",
                 )
                 self._again(sent)
             elif wanted:
@@ -249,7 +251,7 @@ class RayPool:
         for reference in [each for each, sent in self._sent.items() if sent.member is member]:
             self._again(self._sent.pop(reference))
         self.actors.remove(member)
-        self.actors.replace(f"a client actor on {member.host} (pid {member.pid}) does not answer; it is replaced")
+        self.actors.replace(f"a client actor on {member.host} (pid {member.pid}) does not answer any more")
 
     def _look_around(self) -> None:
         """Looks after actors that do not answer, about once a second. Raises :class:`UserError` if no actor has been

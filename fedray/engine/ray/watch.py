@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from fedray.engine.ray.actors import Member
 from fedray.engine.ray.cluster import SAY_SECONDS
@@ -100,8 +100,12 @@ class Watch:
         member = self.questions.pop(question)
         try:
             running = ray.get(question)
+        except ActorDiedError:
+            if member in self.alive():
+                self.lost(member)
+            return
         except RayError:
-            # it could not be asked; if it is dead, its tasks fail as well
+            # it could not be asked
             return
         self._heard(member)
         for sent in self._owed(member):
@@ -139,6 +143,13 @@ class Watch:
             else:
                 self._look_at_tasks(member, owed, now, idle)
         self._tell(quiet, now)
+
+    def say_once(self, about: str, line: str) -> None:
+        """Shows ``line`` to the user, unless there was a line ``about`` the same thing just before."""
+        now = time.monotonic()
+        if now - self._said.get(about, 0.0) >= SAY_SECONDS:
+            self._said[about] = now
+            self.say(line)
 
     def _others(self, member: Member) -> bool:
         return any(other is not member and not other.silent for other in self.alive())
