@@ -246,6 +246,7 @@ def on_two_nodes(local, output, algorithm, fate):
         ("scaffold", "lose"),
         pytest.param("fedavg", "lose", marks=pytest.mark.slow),
         pytest.param("fedsiam_da", "keep", marks=pytest.mark.slow),
+        pytest.param("fedavg", "sums", marks=pytest.mark.slow),
         pytest.param("local_ghbm", "keep", marks=pytest.mark.slow),
     ],
 )
@@ -259,4 +260,6 @@ def test_two_nodes(algorithm, fate, tmp_path):
     log = (found.folder / "log.txt").read_text()
     assert ("resuming" in log) == (fate == "lose" and algorithm != "fedavg")
     assert "node actor: on" in log
+    assert ("was lost on its host; doing them again" in log) == (fate == "sums")
+    assert fate != "sums" or log.count("node actor: on") == 2
     assert_same(local, found)

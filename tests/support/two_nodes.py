@@ -1,6 +1,6 @@
 """A program of its own: a run on a cluster of two nodes, of which the second may be lost in the middle, or join then.
 
-`python two_nodes.py OUTPUT ALGORITHM keep|lose|join`
+`python two_nodes.py OUTPUT ALGORITHM keep|lose|join|sums`; with `sums` the actor that adds up on the second node dies.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ def callback(report):
         cluster.remove_node(second, allow_graceful=False)
         second = None
         cluster.add_node(num_cpus=1)
+    if fate == "sums" and report.round == 5:
+        import psutil  # it comes with Ray, and is found once Ray is imported
+
+        for process in psutil.Process().children(recursive=True):
+            if "ray::NodeActor" in " ".join(process.cmdline()):
+                process.kill()
     if fate == "join" and report.round == 2:
         cluster.add_node(num_cpus=1)
     if fate == "join" and report.round < ROUNDS - 2:

@@ -55,6 +55,12 @@ class OtherNodes:
             self._actors[node] = remote.options(**options).remote(self.experiment, self.here.node)
         return self._actors[node]
 
+    def forget(self, node: str) -> None:
+        """Ends the :class:`NodeActor` on ``node``, because it has failed. Another one is started when it is needed."""
+        actor = self._actors.pop(node, None)
+        if actor is not None:
+            ray.kill(actor)
+
     def near(self, handle: Handle | None, node: str) -> Handle | None:
         """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
         reference to an object that Ray sends there."""

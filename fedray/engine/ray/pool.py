@@ -26,7 +26,7 @@ from fedray.engine.ray.watch import Sent, Watch, work_of
 from fedray.engine.state.packing import Enclosed, Packed
 from fedray.engine.state.states import State, StateFile, StateFolder
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task, working_seconds
-from fedray.errors import Unreachable
+from fedray.errors import ClientError, Unreachable
 from fedray.experiment.experiment import Experiment
 
 ENCLOSED_BYTES = 1 << 16
@@ -229,9 +229,16 @@ class RayPool:
             self._without_sum(reference)
 
     def _without_sum(self, reference: Any) -> None:
-        """Has the tasks done again whose sum, which ``reference`` refers to, does not come."""
-        tasks = [task for task, _ in self._sums.coming.pop(reference).results]
-        self.say(f"a sum over clients was lost with its host; doing {work_of(tasks)} again")
+        """Has the tasks done again whose sum, which ``reference`` refers to, does not come. Raises
+        :class:`ClientError` if that happens more than ``engine.max_retries`` times in a row."""
+        group = self._sums.coming.pop(reference)
+        tasks = [task for task, _ in group.results]
+        self.nodes.forget(group.node)
+        line = f"a sum over {work_of(tasks)} was lost on its host; doing them again"
+        self.say(line)
+        self._losses.update(map(id, tasks))
+        if max(self._losses[id(task)] for task in tasks) > self.actors.max_retries:
+            raise ClientError(f"{line}: again and again (engine.max_retries={self.actors.max_retries})")
         self._left |= set(map(id, tasks))
         self._queue.extend(tasks)
 
