@@ -15,6 +15,9 @@ COMMIT = ".commit"
 """The file in a folder with the name of the remote state that it had last, and before another one is made visible also
 the name of that. It travels with the folder when that is renamed."""
 
+EMPTY = "-"
+"""The name of the remote state in which there is nothing yet."""
+
 FIRST = "checkpoints"
 """The folder that is looked at before all else: a run continues from a checkpoint with tables that are newer, but not
 with older ones."""
@@ -36,11 +39,15 @@ def aside_of(folder: Path) -> Path:
 
 
 def commits_of(folder: Path) -> list[str]:
-    """Returns the names of the remote states of which ``folder`` has everything. The list is empty if it never was
-    a mirrored one."""
+    """Returns the names of the remote states of which ``folder`` has everything."""
     with contextlib.suppress(OSError):
         return (folder / COMMIT).read_text(encoding="utf-8").split()
-    return []
+    return [EMPTY]
+
+
+def was_mirrored(folder: Path) -> bool:
+    """Returns whether ``folder`` has had a remote state, or was to become one."""
+    return (folder / COMMIT).exists()
 
 
 def note_commits(folder: Path, *commits: str) -> None:

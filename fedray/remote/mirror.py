@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedray.errors import OutputLost, UserError, first_line
 from fedray.remote.fetching import fetch
-from fedray.remote.local import Stamp, aside_of, commits_of, freeze, note_commits, scan, set_aside
+from fedray.remote.local import EMPTY, Stamp, aside_of, commits_of, freeze, note_commits, scan, set_aside, was_mirrored
 from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
 from fedray.remote.owner import NAME as OWNER
 from fedray.remote.owner import Owner
@@ -149,7 +149,7 @@ class Mirror:
     def _take(self) -> None:
         """Takes the remote folder, and decides which state is the newer one: that of ``folder``, or the remote one."""
         self.owner.claim(self.say)
-        self._contact.persistent = True
+        self._contact.patience = self.limit
         try:
             self._aside.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -157,15 +157,20 @@ class Mirror:
         self._manifest, local, where = read_manifest(self.storage), commits_of(self.folder), self.storage.shown
         if self._manifest is not None:
             self._manifest.settle(self.storage)
-        if self.anew:
+        if self.anew or self._visible() in local:
             return
-        if self._manifest is None and local:
+        if self._manifest is None:
             self.say(f"there is nothing at {where} any more: {self.folder} is now {set_aside(self.folder)}")
-        elif self._manifest is not None and self._manifest.commit not in local:
-            if not local and scan(self.folder):
-                self.say(f"{where} has another state: {self.folder} is now {set_aside(self.folder)}")
-            self.say(f"{'another machine has gone on: ' if local else ''}fetching {where} ...")
-            fetch(self.storage, self.folder)
+            return
+        has_gone_on = was_mirrored(self.folder)
+        if not has_gone_on and scan(self.folder):
+            self.say(f"{where} has another state: {self.folder} is now {set_aside(self.folder)}")
+        self.say(f"{'another machine has gone on: ' if has_gone_on else ''}fetching {where} ...")
+        fetch(self.storage, self.folder)
+
+    def _visible(self) -> str:
+        """Returns the name of the state that the URI shows."""
+        return EMPTY if self._manifest is None else self._manifest.commit
 
     def _pass(self) -> float:
         """Sends what has changed in the folder, and returns how many seconds that took."""
@@ -176,7 +181,7 @@ class Mirror:
             self._removed.clear()
             self._manifest, self._stamps = None, {}
         found = scan(self.folder)
-        is_of_before = self.anew and commits_of(self.folder)
+        is_of_before = self.anew and was_mirrored(self.folder)
         if found and found != self._stamps and not is_of_before:
             self._send(found)
             self.anew = False
@@ -217,7 +222,7 @@ class Mirror:
         if files == before and not staged:
             return
         self.owner.keep()
-        known = self._manifest.commit if self._manifest is not None else ""
+        known = self._visible()
         self._manifest = Manifest(commit, files, frozenset(staged))
         # both, because nobody knows which of them is visible if the storage does not answer now
         note_commits(self.folder, known, commit)

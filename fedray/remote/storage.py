@@ -29,7 +29,7 @@ CONNECT, ANSWER = 5.0, 8.0
 that ends waits for its requests, so they are short."""
 
 ATTEMPTS = 3
-"""How often a request is made, unless it is made until it succeeds."""
+"""How often a request is made at least."""
 
 LONGEST_PAUSE = 5.0
 """The longest pause between two attempts, in seconds. The first pause is half a second, and each is twice the one
@@ -54,13 +54,13 @@ class GivenUp(Exception):
 class Contact:
     """What is known about the connection to a storage: when it answered last, and what was wrong since.
 
-    While ``persistent`` is true, a request that fails is made again until :meth:`give_up` is called. ``answered`` is
-    the time of the last answer by ``time.monotonic()``. ``reason`` says why the last request failed; it is empty if it
-    did not.
+    ``patience`` is for how many seconds after its first failure a request is made again; None stands for
+    :data:`ATTEMPTS` attempts. ``answered`` is the time of the last answer by ``time.monotonic()``. ``reason`` says why
+    the last request failed; it is empty if it did not.
     """
 
     def __init__(self) -> None:
-        self.persistent = False
+        self.patience: float | None = None
         self.answered, self.reason = time.monotonic(), ""
         self._over = threading.Event()
 
@@ -73,7 +73,7 @@ class Contact:
 
     def attempt(self, request: Callable[[], T]) -> T:
         """Returns what ``request()`` returns, and calls it again after an error."""
-        pause = 0.5
+        pause, first_failure = 0.5, None
         for number in itertools.count(1):
             if self._over.is_set():
                 raise GivenUp
@@ -85,8 +85,11 @@ class Contact:
                 self.heard()
                 raise
             except OSError as error:
-                self.reason = reason_of(error)
-                if not self.persistent and number >= ATTEMPTS:
+                self.reason, now = reason_of(error), time.monotonic()
+                first_failure = first_failure or now
+                # other requests may be answered all the while, as those for other files
+                has_waited = self.patience is None or now - first_failure > self.patience
+                if number >= ATTEMPTS and has_waited:
                     raise
             self._over.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

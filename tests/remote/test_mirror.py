@@ -94,6 +94,27 @@ def test_what_was_not_sent_is_sent_the_next_time(s3, tmp_path):
     assert not any("fetching" in line for line in lines)
 
 
+def test_the_first_state_is_sent_the_next_time(tmp_path):
+    """Its files may be at the URI without the manifest: then nothing is visible there yet."""
+    shared, folder, lines = tmp_path / "shared" / "run", tmp_path / "run", list[str]()
+    in_the_way = shared / f"{NAME}.new"
+
+    def write_where_no_manifest_can_be() -> None:
+        with mirrored(f"file://{shared}", folder, 2, lines.append) as found:
+            in_the_way.mkdir(parents=True)
+            write(folder, metrics="1\n")
+            wait_for_failure(found)
+
+    with pytest.raises(OutputLost, match="same command goes on"):
+        write_where_no_manifest_can_be()
+    assert read_manifest(Storage(f"file://{shared}")) is None
+    in_the_way.rmdir()
+    write(folder, metrics="1\n2\n")
+    with mirrored(f"file://{shared}", folder, 60, lines.append):
+        assert texts(folder) == {"metrics": "1\n2\n"}
+    assert texts(fetched(f"file://{shared}")) == {"metrics": "1\n2\n"}
+
+
 def wait_for_failure(found: mirror.Mirror) -> None:
     stop = threading.Event()
     found.on_failure(stop)
