@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedray.client.phase import stacks
 from fedray.data.federated import FederatedData
 from fedray.data.partitions.holdings import Holdings
 from fedray.engine.clients import Clients
@@ -82,7 +83,7 @@ def open_run(
         stack.callback(recorder.close)
         Holdings.of(data).write(folder.path / "partition.parquet")
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
-        warnings += [*_warnings(recorder, saved), *_on_operations(unsure)]
+        warnings += [*_warnings(recorder, saved), *_on_operations(unsure), *_on_idle_workers(experiment, pool.slots)]
         recorder.withdraw_promise(unsure)
         for line in (*warnings, *experiment.notes):
             recorder.note(line)
@@ -149,6 +150,22 @@ def _on_operations(operations: Sequence[str]) -> list[str]:
     if not operations:
         return []
     return [f"warning: bits are not promised, because they may differ from run to run: {'; '.join(operations)}"]
+
+
+def _on_idle_workers(experiment: Experiment, workers: int) -> list[str]:
+    """Returns a list with a line for the user if some of the ``workers`` have nothing to train because a cohort makes
+    fewer stacks; otherwise the list is empty. The number of stacks can't follow that of the workers by itself, because
+    it changes the bits of the results."""
+    if not experiment.vectorize or experiment.chunk is None:
+        return []
+    members = experiment.cohort_size
+    made = len(stacks(members, experiment.chunk))
+    if made >= workers:
+        return []
+    return [
+        f"{made} of the {workers} actors train at a time, because clients are trained in stacks, of which a cohort of "
+        f"{members} makes {made} (a smaller engine.chunk makes more, and changes the bits)"
+    ]
 
 
 def _last_checkpoint(

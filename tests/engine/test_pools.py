@@ -84,6 +84,14 @@ class TestPickling(PoolContract):
     pool = "fedray.testing.pickling:PicklingPool"
 
 
+@pytest.mark.parametrize(("chunk", "are_idle"), [(64, True), (2, False)])
+def test_a_line_says_that_there_are_fewer_stacks_than_workers(tmp_path, chunk, are_idle):
+    keys = {"engine.kind": TestPickling.pool, "engine.vectorize": True, "engine.chunk": chunk, "run.rounds": 1}
+    found = simulate({**SETTINGS, **keys, "run.output": str(tmp_path)}, data=small_source())
+    line = "1 of the 2 actors train at a time, because clients are trained in stacks"
+    assert (line in (found.folder / "log.txt").read_text()) == are_idle
+
+
 @pytest.mark.usefixtures("ray_cluster")
 class TestRay(PoolContract):
     """Two Ray actors."""
