@@ -38,8 +38,10 @@ before."""
 THREADS = 8
 """The number of files that are sent or received at the same time, because each waits for its answers."""
 
-ADDRESS = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
-"""The environment variables that say where the buckets of S3 are. Without them Amazon is asked."""
+REGION = ("AWS_REGION", "AWS_DEFAULT_REGION")
+ENDPOINT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""The environment variables that say where the buckets of S3 are. pyarrow reads the first two only. Without any of them
+Amazon is asked."""
 
 REREADINGS = 10
 """How often a small file is read if it is not whole."""
@@ -314,7 +316,9 @@ def _file_system(uri: str) -> tuple[Any, str]:
         if parts.scheme == "s3":
             # written in the foreground, because otherwise a storage that does not answer fills the memory
             limits = {"connect_timeout": CONNECT, "request_timeout": ANSWER, "background_writes": False}
-            if not (options.keys() & {"region", "endpoint_override"} or any(map(os.environ.get, ADDRESS))):
+            if endpoint := next(filter(None, map(os.environ.get, ENDPOINT)), None):
+                options.setdefault("endpoint_override", endpoint)
+            if not (options.keys() & {"region", "endpoint_override"} or any(map(os.environ.get, REGION))):
                 options["region"] = fs.resolve_s3_region(parts.netloc)
             limits["retry_strategy"] = fs.AwsStandardS3RetryStrategy(max_attempts=1)
             return fs.S3FileSystem(**options, **limits), path

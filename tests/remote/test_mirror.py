@@ -115,6 +115,12 @@ def test_the_first_state_is_sent_the_next_time(tmp_path):
     assert texts(fetched(f"file://{shared}")) == {"metrics": "1\n2\n"}
 
 
+def test_the_environment_may_name_the_server(s3, monkeypatch):
+    Storage(s3.uri("named")).write("file", b"1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3.port}")
+    assert Storage("s3://bucket/named").read("file") == b"1"
+
+
 def wait_for_failure(found: mirror.Mirror) -> None:
     stop = threading.Event()
     found.on_failure(stop)
