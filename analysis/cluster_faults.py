@@ -13,7 +13,9 @@ OUTPUT/faults.md sums them up: whether the bits are those of the undisturbed run
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import itertools
 import random
 import shutil
 import statistics
@@ -123,22 +125,20 @@ def main() -> None:
     output, path = options.output.absolute(), options.output / "faults.csv"
     (output / "lines").mkdir(parents=True, exist_ok=True)
     (output / "run").mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={OUTPUT_DISK}", "tmpfs", output / "run"], check=True)
-    hosts = Hosts(output)
-    storage = ObjectStorage()
-    there = events(storage)
-    try:
-        for number in range(options.times):
-            for algorithm in options.algorithms:
-                for name in ["calm", *(options.only or list(there)[1:])]:
-                    if sum((row.event, row.algorithm) == (name, algorithm) for row in read(path)) <= number:
-                        add(path, outcome(name, there[name], algorithm, hosts, output, number))
-                        (output / "faults.md").write_text(table(read(path)))
-                        print(read(path)[-1], flush=True)
-    finally:
-        storage.close()
-        hosts.down()
-        subprocess.run(["umount", "-l", output / "run"], check=False)
+    with contextlib.ExitStack() as stack:
+        stack.callback(subprocess.run, ["umount", "-l", output / "run"], check=False)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={OUTPUT_DISK}", "tmpfs", output / "run"], check=True)
+        hosts = Hosts(output)
+        stack.callback(hosts.down)
+        storage = ObjectStorage()
+        stack.callback(storage.close)
+        there = events(storage)
+        for number, algorithm in itertools.product(range(options.times), options.algorithms):
+            for name in ["calm", *(options.only or list(there)[1:])]:
+                if sum((row.event, row.algorithm) == (name, algorithm) for row in read(path)) <= number:
+                    add(path, outcome(name, there[name], algorithm, hosts, output, number))
+                    (output / "faults.md").write_text(table(read(path)))
+                    print(read(path)[-1], flush=True)
     print(table(read(path)))
 
 

@@ -131,7 +131,7 @@ class ObjectStorage:
             time.sleep(0.1)
         from pyarrow.fs import S3FileSystem
 
-        S3FileSystem(allow_bucket_creation=True).create_dir("bucket")
+        S3FileSystem(allow_bucket_creation=True, endpoint_override=S3["AWS_ENDPOINT_URL"]).create_dir("bucket")
 
     def freeze(self, seconds: float) -> None:
         self.process.send_signal(signal.SIGSTOP)
