@@ -96,9 +96,10 @@ class Hosts:
         """What a run has left on the hosts: actors, and files on the disks for clients' states."""
         found = []
         for host, disk in self.disks.items():
-            actors = self.ssh(host, "pgrep -fc '[r]ay::[A-Z][a-z]' || true").split()
-            if actors and actors[0] != "0":
-                found.append(f"{actors[0]} actors on host{host}")
+            # Ray's own processes are called idle or agents
+            processes = self("ssh", str(host), "pgrep -fa '^ray::[A-Z][a-z]' || true").splitlines()
+            if actors := [line for line in processes if "Agent" not in line]:
+                found.append(f"{len(actors)} actors on host{host}")
             if folders := list(disk.glob("fedray-*")):
                 found.append(f"{len(folders)} folders on host{host}")
         return "; ".join(found)
