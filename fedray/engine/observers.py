@@ -7,6 +7,7 @@ and after its evaluation.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import pandas as pd
@@ -103,7 +104,8 @@ class Records(Observer):
 
 
 class Checkpoints(Observer):
-    """Writes a checkpoint every ``run.checkpoint_every`` rounds, and one at the end of the run."""
+    """Writes a checkpoint every ``run.checkpoint_every`` rounds, and one at the end of the run. ``saved_round`` is the
+    round of the last one, and ``saved_at`` its time."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class Checkpoints(Observer):
     ) -> None:
         self.state, self.pool, self.recorder, self.experiment = state, pool, recorder, experiment
         self.profile, self.wall_seconds = profile, wall_seconds
-        self.saved_round = state.server.round
+        self.saved_round, self.saved_at = state.server.round, time.monotonic()
 
     def needs_state_after(self, number: int) -> bool:
         every = self.experiment.config.run.checkpoint_every
@@ -149,7 +151,7 @@ class Checkpoints(Observer):
                 store=lambda name, path: self.pool.store(handles[name], path),
                 keep=self.experiment.config.run.keep_checkpoints,
             )
-        self.saved_round = number
+        self.saved_round, self.saved_at = number, time.monotonic()
 
 
 class Best(Observer):

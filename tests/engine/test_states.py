@@ -244,6 +244,7 @@ def on_two_nodes(local, output, algorithm, fate):
     [
         pytest.param("scaffold", "keep", marks=pytest.mark.slow),
         ("scaffold", "lose"),
+        ("scaffold", "silent"),
         pytest.param("fedavg", "lose", marks=pytest.mark.slow),
         pytest.param("fedsiam_da", "keep", marks=pytest.mark.slow),
         pytest.param("fedavg", "sums", marks=pytest.mark.slow),
@@ -258,7 +259,8 @@ def test_two_nodes(algorithm, fate, tmp_path):
     )
     found = on_two_nodes(local, tmp_path / "cluster", algorithm, fate)
     log = (found.folder / "log.txt").read_text()
-    assert ("resuming" in log) == (fate == "lose" and algorithm != "fedavg")
+    assert ("resuming" in log) == (fate in ("lose", "silent") and algorithm != "fedavg")
+    assert (" answers again" in log) == (fate == "silent")
     assert "node actor: on" in log
     assert ("was lost on its host; doing them again" in log) == (fate == "sums")
     assert fate != "sums" or log.count("node actor: on") == 2

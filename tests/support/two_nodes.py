@@ -1,11 +1,13 @@
 """A program of its own: a run on a cluster of two nodes, of which the second may be lost in the middle, or join then.
 
-`python two_nodes.py OUTPUT ALGORITHM keep|lose|join|sums`; with `sums` the actor that adds up on the second node dies.
+`python two_nodes.py OUTPUT ALGORITHM keep|lose|join|sums|silent`; with `sums` the actor that adds up on the second node
+dies, and with `silent` that node gives no answer for some rounds.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,8 +28,24 @@ second = cluster.add_node(num_cpus=1) if fate != "join" else None
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
 
+def signal_second(number):
+    import psutil  # it comes with Ray, and is found once Ray is imported
+
+    raylet = psutil.Process(second.all_processes["raylet"][0].process.pid)
+    for process in [raylet, *raylet.children(recursive=True)]:
+        process.send_signal(number)
+
+
+stopped = False
+
+
 def callback(report):
-    global second
+    global second, stopped
+    if fate == "silent" and report.round == 5 and not stopped:
+        stopped = True
+        signal_second(signal.SIGSTOP)
+    if fate == "silent" and report.round == 8:
+        signal_second(signal.SIGCONT)
     if report.round == 5 and fate == "lose" and second is not None:
         cluster.remove_node(second, allow_graceful=False)
         second = None
@@ -59,6 +77,7 @@ simulate(
         "engine.actors": "auto" if fate == "join" else 2,
         "run.rounds": ROUNDS,
         "engine.cpus_per_actor": 1,
+        "engine.answer_timeout": 4 if fate == "silent" else 15,
     },
     data=small_source(),
     callbacks=[callback],

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from fedray.core.tree import TreeSum
-from fedray.engine.ray.client_actor import Sums
+from fedray.engine.ray.client_actor import ASKED, Sums
 from fedray.engine.state.packing import tensor_over
 from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
 from fedray.experiment.experiment import Experiment
@@ -42,6 +42,10 @@ class NodeActor:
     def end(self) -> None:
         """Removes all files with clients' states of this run from this node, once its client actors here are gone."""
         self.states.clear(ENDING_SECONDS)
+
+    @ray.method(concurrency_group=ASKED)
+    def alive(self) -> None:
+        """Answers at once, whatever the actor does."""
 
     def add_up(self, members: int, before: Sums | None, parts: Sequence[Any]) -> Sums:
         """Returns the sum of ``before`` and of ``parts``, references to sums that lie on this node, for a cohort with

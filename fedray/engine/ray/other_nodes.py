@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, NodeDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 
+from fedray.engine.ray.client_actor import ASKED
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, SAY_SECONDS, living_nodes
 from fedray.engine.ray.node_actor import NodeActor
 from fedray.engine.state.states import ENDING_SECONDS, StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.errors import StateLost
 from fedray.experiment.experiment import Experiment
+
+ANSWER_SECONDS = 5.0
+"""An actor that has not answered for so many seconds is asked for a sign of life."""
+
+LOST_SECONDS = 12.0
+"""A request may have been lost in the network if there was no sign of life for so many seconds, and is made again."""
 
 START_SECONDS = 60.0
 """How long an actor may take to start that is needed only to remove clients' states."""
@@ -27,12 +35,13 @@ START_SECONDS = 60.0
 class OtherNodes:
     """The nodes of a run besides the server's. Each has a :class:`NodeActor`, from the time on at which it is first
     needed. ``here`` is the folder with clients' states on the server's node. ``say`` shows a line to the user, and
-    ``note`` writes one into the run's log."""
+    ``note`` writes one into the run's log. ``saved_at()`` returns the time of the run's last checkpoint."""
 
     def __init__(
         self, experiment: Experiment, here: StateFolder, say: Callable[[str], None], note: Callable[[str], None]
     ) -> None:
         self.experiment, self.here, self.say, self.note = experiment, here, say, note
+        self.saved_at: Callable[[], float] = lambda: -math.inf
         self._actors: dict[str, Any] = {}
         self._hosts: dict[str, str] = {}
 
@@ -50,7 +59,7 @@ class OtherNodes:
         if node not in self._actors:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
-            remote: Any = ray.remote(NodeActor)
+            remote: Any = cast(Any, ray.remote)(concurrency_groups={ASKED: 1})(NodeActor)
             self.note(f"node actor: on {self._hosts[node]}")
             self._actors[node] = remote.options(**options).remote(self.experiment, self.here.node)
         return self._actors[node]
@@ -86,15 +95,26 @@ class OtherNodes:
         for node, there in by_node.items():
             self.actor(node).drop.remote(there)
 
-    def hosts_of(self, handles: Iterable[Handle | None]) -> list[str]:
-        """Returns the names of the other hosts on which the states ``handles`` lie."""
-        nodes = {each.node for each in handles if isinstance(each, StateFile)}
+    def hosts_of(self, files: Iterable[StateFile]) -> list[str]:
+        """Returns the names of the other hosts on which ``files`` lie."""
+        nodes = {file.node for file in files}
         return sorted(self._hosts[node] for node in nodes if node in self._hosts)
 
-    def clear(self) -> None:
-        """Removes all clients' states of the run from the other nodes that answer."""
+    def check(self, node: str, heard: float) -> None:
+        """Raises :class:`StateLost` if it is time to give up the clients' states on ``node``, which was heard of last
+        at ``heard``.
+
+        This is the case after ``engine.answer_timeout``, and after as many seconds as there were between the last
+        checkpoint and the silence: what would have to be done again has cost no more than the waiting by then.
+        """
+        waited = time.monotonic() - heard
+        if waited >= max(self.experiment.config.engine.answer_timeout, heard - self.saved_at()):
+            raise StateLost(f"no answer from {self._hosts[node]} for {waited:.0f} s, and clients' states are on it")
+
+    def clear(self, nodes: Iterable[str]) -> None:
+        """Removes all clients' states of the run from those of ``nodes`` that answer."""
         if self.experiment.keeps_states:
-            self._ask("begin", list(self._actors), SAY_SECONDS)
+            self._ask("begin", [node for node in nodes if node in self._actors], SAY_SECONDS)
 
     def close(self) -> None:
         """Removes all clients' states once the client actors, which must have been told to end, are gone, and ends the
@@ -133,13 +153,26 @@ class OtherNodes:
         return sorted({*asked.values()} - answered)
 
     def _answer(self, node: str, method: str, *arguments: Any) -> Any:
-        """Returns the answer of the actor on ``node`` to ``method(*arguments)``, and tells the user while it does not
-        come. Raises :class:`StateLost` if the actor is lost."""
-        began = said = time.monotonic()
+        """Returns the answer of the actor on ``node`` to ``method(*arguments)``, however long it works on it. Raises
+        :class:`StateLost` if the node is lost, or gives no sign of life until it is given up (:meth:`check`); the user
+        is told meanwhile."""
+        asked: Any = None
+        question: Any = None
+        heard = said = time.monotonic()
         while True:
-            asked = getattr(self.actor(node), method).remote(*arguments)
             try:
-                return ray.get(asked, timeout=SAY_SECONDS)
+                asked = asked or getattr(self.actor(node), method).remote(*arguments)
+                ready, _ = ray.wait([asked, *([question] if question else [])], timeout=ANSWER_SECONDS)
+                if asked in ready:
+                    return ray.get(asked)
+                now = time.monotonic()
+                if question in ready:
+                    ray.get(question)
+                    if now - heard > LOST_SECONDS:
+                        asked = None
+                    question, heard = None, now
+                else:
+                    question = self.actor(node).alive.remote()
             except RayTaskError as error:
                 raise error.cause if isinstance(error.cause, StateLost) else error from None
             except (ActorDiedError, NodeDiedError):
@@ -147,12 +180,13 @@ class OtherNodes:
                     raise StateLost(f"{self._hosts[node]} was lost, with clients' states on it") from None
                 # the actor alone has died: another one finds the files
                 del self._actors[node]
-            except RayError as error:
-                if not isinstance(error, GetTimeoutError):
-                    time.sleep(1)
-            now = time.monotonic()
-            if now - said >= SAY_SECONDS:
-                said = now
-                self.say(
-                    f"no answer from {self._hosts[node]} for {now - began:.0f} s; waiting for clients' states there"
-                )
+                asked = question = None
+            except RayError:
+                asked = question = None
+                time.sleep(1)
+            self.check(node, heard)
+            silence = time.monotonic() - max(heard, said)
+            if silence >= SAY_SECONDS:
+                said = time.monotonic()
+                line = f"no answer from {self._hosts[node]} for {said - heard:.0f} s; waiting for clients' states there"
+                self.say(line)

@@ -173,7 +173,7 @@ class RayPool:
                     result.sums[name].nodes = nodes
         except RayTaskError as error:
             if isinstance(error.cause, Unreachable):
-                hosts = self.nodes.hosts_of([*getattr(task, "states", ()), *getattr(task, "received", ())])
+                hosts = self.nodes.hosts_of(_files_of(task))
                 there = " and ".join(hosts) or "a host"
                 self._watch.say_once(
                     f"{there} to {member.host}",
@@ -274,14 +274,23 @@ class RayPool:
         late = {*self._sums.late(limit), *(r for r, group in self._sums.coming.items() if group.node not in answering)}
         for reference in late:
             self._without_sum(reference)
+        self._check_states()
         self.actors.check_left()
+
+    def _check_states(self) -> None:
+        """Raises :class:`StateLost` if a task waits for clients' states on a node that has been silent for so long that
+        it is given up."""
+        silent = {member.node for member in self.actors.alive} - {member.node for member in self._active()}
+        waiting = [*self._queue, *(sent.task for sent in self._sent.values() if id(sent.task) in self._left)]
+        for node in silent & {file.node for task in waiting for file in _files_of(task)} if silent else ():
+            self.nodes.check(node, max(member.heard for member in self.actors.alive if member.node == node))
 
     def start_over(self) -> None:
         """Prepares the pool for a run that goes back to its last checkpoint: nobody needs the results of the tasks that
         are being done, or the clients' states on other nodes."""
         self._left, self._owners = set(), {}
         self._sums.clear()
-        self.nodes.clear()
+        self.nodes.clear({member.node for member in self._active()})
 
     def settle(self) -> None:
         # an actor returns a result only after it has written the files
@@ -368,3 +377,9 @@ class RayPool:
     def close(self) -> None:
         self.actors.close()
         self.nodes.close()
+
+
+def _files_of(task: Task) -> list[StateFile]:
+    """Returns the files with clients' states, and with models that clients have received, that ``task`` needs."""
+    handles = [*getattr(task, "states", ()), *getattr(task, "received", ())]
+    return [handle for handle in handles if isinstance(handle, StateFile)]

@@ -64,16 +64,20 @@ class ServerActor:
 
     def _run(self, lockstep: bool) -> Iterator[list[Any]]:
         """Opens the run and yields lists of events, as :meth:`next` returns them. If clients' states are lost, the run
-        goes back to its last checkpoint, with the actors that are there."""
+        goes back to its last checkpoint, with the actors that are there; if that happens more than
+        ``engine.max_retries`` times in a row without a further round, it ends."""
         engine, run = self.experiment.config.engine, self.experiment.config.run
         data = self.data.get()
         with computing_process(engine.threads, engine.portable_bits, self.experiment.precision):
             try:
-                for left in reversed(range(engine.max_retries + 1)):
+                lost, furthest = 0, -1
+                while True:
                     try:
                         return (yield from self._rounds(data, lockstep))
                     except StateLost as error:
-                        if not left or not run.checkpoint_every:
+                        reached = self.opened.state.server.round if self.opened else -1
+                        lost, furthest = (0 if reached > furthest else lost) + 1, max(reached, furthest)
+                        if lost > engine.max_retries or not run.checkpoint_every:
                             raise
                         self._say(f"{first_line(error)}; going back to the last checkpoint")
                         self.experiment = self.experiment.with_run_settings(resume="auto")
@@ -96,6 +100,8 @@ class ServerActor:
                 run.recorder.note(line)
             self.unrecorded.clear()
             self.pool.joined = partial(self._joined, run.recorder)
+            if self.experiment.config.run.checkpoint_every:
+                self.pool.nodes.saved_at = lambda: run.checkpoints.saved_at
             yield [("started", run.state.server.round)]
             pending: list[Any] = []
             sent = time.monotonic()
