@@ -31,7 +31,7 @@ from faults.runs import Run
 OUTPUT_DISK = 256 << 20
 """The bytes of the disk for what a run writes."""
 
-WORDS = ("no answer", "died", "lost", "left", "failed", "status ", "error", "Error")
+WORDS = ("no answer", "died", "lost", "are left", "failed", "status ", "error", "Error")
 """What the line has that tells of the event."""
 
 
