@@ -262,8 +262,11 @@ class Algorithm:
         """
         client.optimizer.in_place = getattr(self.step, "in_place", False)
         try:
+            carry = client.optimizer.resume(carry)
             for batch in client.data.batches():
+                carry = client.at_epochs(carry, batch.step)
                 carry = client.hold(self.step(client, carry, batch), carry, batch.step)
+            client.optimizer.keep(carry)
         finally:
             # in_place is only for this method, not for other steps that the algorithm makes later
             client.optimizer.in_place = False

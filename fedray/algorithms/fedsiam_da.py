@@ -72,7 +72,7 @@ class FedSiamDA(Algorithm):
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         mu: float = self.hyper.mu
         y, w_f, hist, known = carry["y"], carry["w_f"], carry["hist"], carry["known"]
-        begins = client.data.epoch(batch.step) > client.data.epoch(batch.step - 1)
+        begins = client.data.begins_epoch(batch.step)
         if batch.step and self.hyper.hist == "prev_epoch" and begins.any():
             hist, known = Model.where(begins, y, hist), torch.where(begins, 1, known)
 

@@ -7,7 +7,7 @@ Regularization. IPDPS 2023 (arXiv 2304.05824), eq. 5 and Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,11 @@ class FedTrip(FedAvg):
     client's last participation: f_i(y) + (mu/2) (||y - x^r||^2 - xi ||y - w_i||^2),
     whose gradient is g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
 
-    The symbols are those of :class:`FedAvg`. The paper's text says that xi is the interval between participations. Its
+    The symbols are those of :class:`FedAvg`. In its authors' code a client that takes part for the first time, in round
+    r, has w_i = its initial model and xi = 1/r (``first: initial``), mu is divided by the number of local epochs
+    (``mu_per: epoch``), and clients keep their momentum between rounds (``train.momentum_reset: never``).
+
+    The paper's text says that xi is the interval between participations. Its
     theory, with E[xi] = p ln p / (p - 1) and xi in (0, 1], fits the inverse of the interval, which is the default,
     because the literal reading can diverge.
     """
@@ -35,27 +39,44 @@ class FedTrip(FedAvg):
 
     class Hyper(base.Hyper):
         mu: float = base.parameter(0.4, "weight of the triplet term (mu, eq. 5)", ge=0)
+        mu_per: Literal["round", "epoch"] = base.parameter("round", "epoch: mu is divided by the local epochs")
         xi_scale: float = base.parameter(1.0, "factor on xi", ge=0)
         xi_mode: Literal["inverse_gap", "gap", "const"] = base.parameter("inverse_gap", "what xi is")
         xi_const: float = base.parameter(1.0, "xi under xi_mode: const", ge=0)
+        first: Literal["nothing", "initial"] = base.parameter(
+            "nothing", "what a client pushes away from before it has a last model: nothing, or its initial model"
+        )
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         if self.hyper.xi_mode == "gap":
             yield "algorithm.xi_mode=gap: a client that was away pushes with xi > 1, which can diverge"
 
+    def begin(self, client: ClientPhase) -> Carry:
+        w = client.state["w"]
+        if self.hyper.first == "initial":
+            w = torch.where(client.gap > 0, w, client.initial_models(per_client=True).parameters)
+        return super().begin(client).update(w=w)
+
     def _xi(self, client: ClientPhase) -> Tensor:
+        gap = client.gap
+        if self.hyper.first == "initial":
+            gap = torch.where(gap > 0, gap, client.round)
         modes = {
-            "inverse_gap": 1 / client.gap.clamp(min=1),
-            "gap": client.gap,
-            "const": torch.full_like(client.gap, self.hyper.xi_const),
+            "inverse_gap": 1 / gap.clamp(min=1),
+            "gap": gap,
+            "const": torch.full_like(gap, self.hyper.xi_const),
         }
-        return torch.where(client.gap > 0, self.hyper.xi_scale * modes[self.hyper.xi_mode], 0)
+        return torch.where(gap > 0, self.hyper.xi_scale * modes[self.hyper.xi_mode], 0)
+
+    def _mu(self, client: ClientPhase) -> Any:
+        epochs = client.J / client.data.epoch_steps()
+        return self.hyper.mu if self.hyper.mu_per == "round" else self.hyper.mu / epochs.clamp(min=1)
 
     @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        y, x, w = carry["y"], client.shared["x"], client.state["w"]
+        y, x, w = carry["y"], client.shared["x"], carry["w"]
         triplet = (y - x) + self._xi(client) * (w - y.parameters)
-        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch) + self.hyper.mu * triplet)
+        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch) + self._mu(client) * triplet)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         return Result(uploads={"y": Upload.weighted_mean(carry["y"])}, state={"w": carry["y"].parameters})

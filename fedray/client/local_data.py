@@ -77,6 +77,10 @@ class LocalData:
         ``[C, 1]``. An algorithm can use it to do something at the beginning of each epoch."""
         return torch.floor(j / self.epoch_steps())
 
+    def begins_epoch(self, j: int) -> Tensor:
+        """Returns whether an epoch begins with local step ``j``, for each client, as a column ``[C, 1]``."""
+        return self.epoch(j) > self.epoch(j - 1)
+
     def batches(self) -> Iterator[Batch]:
         """Yields the mini-batches ``[C, b, ...]`` of the C clients, for the local steps j = 0, 1, ... in which at least
         one client takes part. Clients that have already made all their local steps have only padding in them."""

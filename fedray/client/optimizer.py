@@ -3,7 +3,7 @@ step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -69,6 +69,11 @@ class Carry:
         """The C clients' models that are trained: the first model among the values of the carry."""
         return next(value for value in self._values.values() if isinstance(value, Model))
 
+    @property
+    def models(self) -> list[str]:
+        """The names of the models among the values."""
+        return [name for name, value in self._values.items() if isinstance(value, Model)]
+
     def update(self, **values: Any) -> Carry:
         """Returns a new carry in which ``values``, models or vectors by name, replace those of the same names or are
         added: ``carry.update(total=total)``. Other values, and what the optimizer has stored, are taken from this
@@ -129,14 +134,18 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 class LocalOptimizer:
     """The optimizer of C clients that are trained together: SGD, Adam or AdamW, with clipping and weight decay.
     Algorithms reach it as ``client.optimizer``. What it stores from step to step, such as momentum, is in the carry,
-    which is new in each round.
+    which is new in each round unless ``train.momentum_reset`` says otherwise.
 
     With ``in_place``, a step overwrites the models that the step before it made, which is faster than making new ones.
+    ``momentum_to_keep`` has the momentum with which the clients' last local training of the round ended, ``[C, width]``
+    by the name of the model, if they keep it for the next round.
 
     Args:
         training: The optimizer's name and hyper-parameters, from the section ``train``.
         lr: The learning rate eta_l of this round.
         decayed: Which parameters weight decay pulls to 0, as ones and zeros ``[width]``; None stands for all.
+        kept_momentum: Returns the momentum ``[C, width]`` of a model, by its name, that the clients have kept since
+            they last took part. None if they keep none.
 
     Example:
         gradient = client.objective.gradient(carry["y"], batch)
@@ -145,8 +154,36 @@ class LocalOptimizer:
 
     in_place = False
 
-    def __init__(self, training: LocalTraining, lr: float, decayed: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        training: LocalTraining,
+        lr: float,
+        decayed: Tensor | None = None,
+        kept_momentum: Callable[[str], Tensor] | None = None,
+    ) -> None:
         self.training, self.lr, self.decayed = training, lr, decayed
+        self._kept_momentum = kept_momentum
+        self.momentum_to_keep: dict[str, Tensor] = {}
+
+    def resume(self, carry: Carry) -> Carry:
+        """Returns a carry in which each model has the momentum that its clients have kept since they last took part
+        (``train.momentum_reset: never``)."""
+        if self._kept_momentum is not None:
+            for name in carry.models:
+                carry = carry.remember(name, {"momentum": self._kept_momentum(name)})
+        return carry
+
+    def reset(self, carry: Carry, chosen: Tensor) -> Carry:
+        """Returns a carry in which the momentum is 0 again for the clients for which ``chosen [C, 1]`` is true."""
+        for name, memory in carry.memories.items():
+            kept = {key: torch.where(chosen, 0.0, buffer) for key, buffer in memory.buffers.items()}
+            carry = carry.remember(name, kept, memory.steps)
+        return carry
+
+    def keep(self, carry: Carry) -> None:
+        """Notes the momentum after the last local step for the next round in which the clients take part."""
+        if self._kept_momentum is not None:
+            self.momentum_to_keep |= {name: carry.memory(name).buffers["momentum"] for name in carry.models}
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
         """Computes a step of the models ``carry[name]`` without making it: returns the direction ``[C, width]`` of the

@@ -100,11 +100,12 @@ class ClientPhase:
         members: int = 1,
         initial: Callable[[int | None], Model] | None = None,
         clock: Clock | None = None,
+        kept_momentum: Callable[[str], Tensor] | None = None,
     ) -> None:
         self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
         self.objective = Objective(network, self.data, clock)
         decayed = None if training.decay_norms_and_biases else network.decayed
-        self.optimizer = LocalOptimizer(training, lr, decayed)
+        self.optimizer = LocalOptimizer(training, lr, decayed, kept_momentum)
         self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
         self._writes = network.writes
         if self._writes:
@@ -174,6 +175,13 @@ class ClientPhase:
         assert self._initial is not None
         models = [self._initial(client if per_client else None) for client in self.stack.ids]
         return Model(torch.stack([model.row for model in models]), models[0].width)
+
+    def at_epochs(self, carry: Carry, j: int) -> Carry:
+        """Returns the carry for local step ``j``, in which the clients whose epoch begins with it have no momentum, if
+        ``train.momentum_reset`` is ``epoch``."""
+        if self.data.training.momentum_reset != "epoch":
+            return carry
+        return self.optimizer.reset(carry, self.data.begins_epoch(j))
 
     def hold(self, new: Carry, old: Carry, j: int) -> Carry:
         """Returns a carry that is ``new`` for the clients that make local step ``j``, and ``old`` for those that have

@@ -303,6 +303,9 @@ class TrainConfig(Section):
     )
     momentum: Real = Field(0.0, ge=0, lt=1, description="sgd: momentum")
     nesterov: bool = Field(False, description="Nesterov's form of train.momentum")
+    momentum_reset: Literal["epoch", "round", "never"] = Field(
+        "round", description="when the clients' momentum begins anew at 0; never: clients keep it between rounds"
+    )
     weight_decay: Real = Field(0.0, ge=0, description="weight decay of the clients' optimizer")
     decay_norms_and_biases: bool = Field(
         True, description="whether weight decay also pulls biases and the parameters of normalisation layers"
@@ -348,6 +351,8 @@ class TrainConfig(Section):
             raise ValueError("give train.cohort_size or train.participation, not both")
         if self.nesterov and not self.momentum:
             raise ValueError("train.nesterov=true needs train.momentum above 0")
+        if self.momentum_reset != "round" and not self.momentum:
+            raise ValueError(f"train.momentum_reset={self.momentum_reset} needs train.momentum above 0")
         sgd = self.optimizer == "sgd"
         foreign = [key for key in ADAM if getattr(self, key) is not None] if sgd else ["momentum"] * bool(self.momentum)
         if foreign:

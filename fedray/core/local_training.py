@@ -24,6 +24,7 @@ class LocalTraining:
     local_epochs: int | None = None
     momentum: float = 0.0
     nesterov: bool = False
+    momentum_reset: str = "round"
     weight_decay: float = 0.0
     decay_norms_and_biases: bool = True
     grad_clip: float = 0.0

@@ -204,10 +204,11 @@ class Clients:
         return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
 
     def state_width(self) -> int:
-        """Returns how many float32 numbers each client keeps from round to round as its state, 0 if the algorithm
-        declares no client state."""
+        """Returns how many float32 numbers each client keeps from round to round for the algorithm, and as the momentum
+        of its model."""
         layout, algorithm = self.network.layout, self.algorithm
-        return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
+        vectors = len(algorithm.client_state) + (self.experiment.training.momentum_reset == "never")
+        return vectors * layout.width + len(algorithm.client_models) * layout.row_width
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
         """Returns the vectors to which the handles refer, by name, as ``[C, width]`` in fresh memory. A handle of None

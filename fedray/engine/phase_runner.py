@@ -8,6 +8,7 @@ import platform
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,7 @@ class PhaseRunner:
         # numbers are read after all stacks are launched, because reading one waits for the GPU
         self._later: deque[Callable[[], None]] = deque()
         self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
+        self._keeps_momentum = clients.experiment.training.momentum_reset == "never"
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Runs a phase for the clients of ``task``. The result has the clients' uploads, summed along the summation
@@ -126,6 +128,9 @@ class PhaseRunner:
         forms = checked_forms(result, self.algorithm, phase, client.size, self.clients.network.layout)
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
+        if client.optimizer.momentum_to_keep:
+            kept = {f"momentum of {name}": value for name, value in client.optimizer.momentum_to_keep.items()}
+            result = replace(result, state={**client.state, **result.state, **kept})
         if self.upload_steps is not None:
             result = self.upload_steps.apply(result, client, phase, task.states[rows])
         if result.state:
@@ -147,6 +152,12 @@ class PhaseRunner:
         for name, scalar in result.scalars.items():
             self._later.append(partial(_write, merged.scalars.setdefault(name, list(nothing)), rows, scalar))
         self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
+
+    def _momentum_of(self, handles: Sequence[Handle | None]) -> Callable[[str], Tensor]:
+        """Returns a function that returns the momentum ``[C, width]`` of a model, by its name, which a stack's clients
+        have kept in the states ``handles``."""
+        width = self.clients.network.layout.width
+        return lambda name: self.clients.kept(handles, f"momentum of {name}", width)
 
     def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:
         """Returns the stacks of a task, each as the position of its first client in the cohort, and the slice of the
@@ -194,6 +205,7 @@ class PhaseRunner:
             state=self.clients.states_of(task.states[rows]) if self.algorithm.stateful else None,
             received=self.clients.received(task.received[rows]) if task.received else None,
             members=task.members, clock=watch.clock if watch else self.clients.clock,
+            kept_momentum=self._momentum_of(task.states[rows]) if self._keeps_momentum else None,
         )  # fmt: skip
         with watch or contextlib.nullcontext():
             result: Result = getattr(self.algorithm, name)(client)

@@ -40,6 +40,11 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
         raise UserError(
             f"train.optimizer={train.optimizer}: the rules of algorithm.name={name} count on the step of sgd"
         )
+    if train.momentum_reset != "round" and not algorithm.any_optimizer:
+        raise UserError(
+            f"train.momentum_reset={train.momentum_reset}: the rules of algorithm.name={name} count on a momentum that "
+            "is new in each round"
+        )
     return algorithm
 
 

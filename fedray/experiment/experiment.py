@@ -63,9 +63,10 @@ class Experiment:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether clients keep anything from one round in which they take part to the next, for the algorithm or for a
-        step of ``train.upload``."""
-        return self.algorithm.stateful or any(getattr(step, "keeps", False) for step in self.upload)
+        """Whether clients keep anything from one round in which they take part to the next: for the algorithm, for a
+        step of ``train.upload``, or their momentum."""
+        keeps_momentum = self.training.momentum_reset == "never"
+        return self.algorithm.stateful or keeps_momentum or any(getattr(step, "keeps", False) for step in self.upload)
 
     @property
     def lanes(self) -> int:

@@ -128,6 +128,7 @@ def _local_training(config: Config, transform: SeededTransform | None) -> LocalT
         local_epochs=train.local_epochs,
         momentum=train.momentum,
         nesterov=train.nesterov,
+        momentum_reset=train.momentum_reset,
         weight_decay=train.weight_decay,
         decay_norms_and_biases=train.decay_norms_and_biases,
         grad_clip=train.grad_clip,

@@ -1,6 +1,7 @@
 """Momentum, variance reduction, drift correction and past models in fedray, against their float64 references."""
 
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 import pytest
@@ -97,10 +98,10 @@ def reference(name):
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
-def from_drawn_models(output):
-    """FedHBM's reference with the initial models that the run in the folder has drawn."""
+def from_drawn_models(output, of):
+    """A reference with the initial models that the run in the folder has drawn."""
 
-    def fedhbm(problem, cohorts, train, start, **hyper):
+    def oracle(problem, cohorts, train, start, **hyper):
         (config,) = output.glob("*/config.yaml")
         experiment, _ = resolve(load(config))
 
@@ -109,15 +110,15 @@ def from_drawn_models(output):
 
         assert len({drawn(i).tobytes() for i in [None, *range(len(SIZES))]}) == len(SIZES) + 1
         start = drawn() if start is None else start
-        return references_variance.fedhbm(problem, cohorts, train, start, initial=drawn, **hyper)
+        return of(problem, cohorts, train, start, initial=drawn, **hyper)
 
-    return fedhbm
+    return oracle
 
 
 def check(data, output, name, hyper, train, keys, start=None):
     oracle = reference(name)
     if hyper.get("variant") == "random":
-        oracle, keys = from_drawn_models(output), keys | {"model.init": "default"}
+        oracle, keys = from_drawn_models(output, oracle), keys | {"model.init": "default"}
     return reference_runs.check(data, output, name, oracle, hyper, train, keys, start)
 
 
@@ -235,3 +236,37 @@ def test_defaults(data, tmp_path, name, cohort_size):
 
 def test_ghbm_of_more_rounds_than_the_run_has(data, tmp_path):
     check(data, tmp_path, "ghbm", {"tau": 40, "beta": 0.9}, PLAIN, PARTICIPATION["uniform"])
+
+
+@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
+@pytest.mark.parametrize(("everything", "participation"), pairwise((False, True), list(PARTICIPATION)), ids=label)
+def test_fedtrip_as_its_authors_ran_it(alike, tmp_path, everything, participation, vectorize):
+    """From its own initial model, with mu by the epochs, and with the momentum of the client's last participation."""
+    hyper, train = settings("fedtrip", {}, everything, "samples")
+    train = replace(train, steps=tuple(2 * ceil(n / 4) for n in SIZES), lr=0.05, momentum=0.9)
+    keys = {"train.local_steps": None, "train.local_epochs": 2, "train.batch_size": 4, "model.init": "default"}
+    keys |= {"train.momentum_reset": "never", "algorithm.first": "initial", "algorithm.mu_per": "epoch"}
+    keys |= {"engine.vectorize": vectorize, "engine.chunk": 4, **PARTICIPATION[participation]}
+    of = partial(references_variance.fedtrip, epochs=2, momentum_is_kept=True)
+    reference_runs.check(alike, tmp_path, "fedtrip", from_drawn_models(tmp_path, of), hyper, train, keys)
+
+
+def test_fedavg_with_momentum_that_is_kept(data, start, tmp_path):
+    train = replace(EVERYTHING, momentum=0.8)
+    keys = PARTICIPATION["uniform"] | {"train.momentum_reset": "never"}
+    oracle = partial(references_variance.fedtrip, mu=0.0, momentum_is_kept=True)
+    reference_runs.check(data, tmp_path, "fedavg", oracle, {}, train, keys, start)
+
+
+@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
+@pytest.mark.parametrize(("name", "hyper"), [("fedavg", {}), ("fedprox", {"mu": 0.7, "anchor": "epoch"})])
+def test_what_begins_anew_in_each_epoch(alike, start, tmp_path, name, hyper, vectorize):
+    batches = [ceil(n / 4) for n in SIZES]
+
+    def oracle(*args, mu=0.0, **_):
+        return references_momentum.anew_in_epochs(*args, mu=mu, batches_per_epoch=batches)
+
+    train = replace(EVERYTHING, steps=tuple(3 * b for b in batches), lr=0.05, momentum=0.9)
+    keys = {"train.local_steps": None, "train.local_epochs": 3, "train.batch_size": 4, "train.cohort_size": 4}
+    keys |= {"train.momentum_reset": "epoch", "engine.vectorize": vectorize, "engine.chunk": 4}
+    reference_runs.check(alike, tmp_path, name, oracle, hyper, train, keys, start)

@@ -85,6 +85,30 @@ def local_sgd(
     return ys, loss
 
 
+def anew_in_epochs(
+    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, mu, batches_per_epoch
+) -> list[Outcome]:
+    """FedProx whose momentum and anchor begin anew in each local epoch."""
+    x = beginning(problem, start)
+    rounds = []
+    for _, cohort, lr, p in schedule(problem, cohorts, train):
+        ys, loss = {}, {}
+        for i in cohort:
+            y, losses = x, []
+            for j in range(steps(train, i)):
+                if j % batches_per_epoch[i] == 0:
+                    b, anchor = np.zeros_like(x), y
+                value, g = problem.oracle(i, y)
+                b = train.momentum * b + direction(g + mu * (y - anchor), y, train)
+                y = y - lr * b
+                losses.append(value)
+            ys[i], loss[i] = y, np.mean(losses)
+        x_mean = mean(p, ys)
+        x = x - train.server_lr * (x - x_mean)
+        rounds.append(Outcome(x, loss, x_mean))
+    return rounds
+
+
 def fedavgm(
     problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, beta=0.9, nesterov=False
 ) -> list[Outcome]:

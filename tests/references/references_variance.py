@@ -152,22 +152,30 @@ def fedtrip(
     xi_scale=1.0,
     xi_mode="inverse_gap",
     xi_const=1.0,
+    initial: Callable[[int], Vector] | None = None,
+    epochs=1,
+    momentum_is_kept=False,
 ) -> list[Outcome]:
+    """Initial: the model that is drawn for a client, which its authors' code takes for its last one, of round 0. There
+    mu is divided by the epochs."""
     if xi_mode not in ("inverse_gap", "gap", "const"):
         raise ValueError(xi_mode)
+    mu = mu / epochs
 
     def corrected(i, y, g):
         return g + mu * (y - x) + (mu * xi[i] * (w_hist[i] - y) if i in w_hist else 0)
 
     x = beginning(problem, start)
-    w_hist, last = {}, {}
+    w_hist, last, buffers = {}, {}, {}
+    if initial is not None:
+        w_hist, last = ({i: of(i) for i in range(len(problem.sizes))} for of in (initial, lambda i: 0))
     rounds = []
     for r, cohort, lr, p in schedule(problem, cohorts, train):
         xi = {}
         for i in set(cohort) & set(last):
             gap = r - last[i]
             xi[i] = xi_scale * {"inverse_gap": 1 / gap, "gap": gap, "const": xi_const}[xi_mode]
-        ys, loss = local_sgd(problem, cohort, x, train, lr, corrected)
+        ys, loss = local_sgd(problem, cohort, x, train, lr, corrected, buffers if momentum_is_kept else None)
         for i in cohort:
             w_hist[i], last[i] = ys[i], r
         x_mean = mean(p, ys)
