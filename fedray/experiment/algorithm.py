@@ -45,6 +45,8 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
             f"train.momentum_reset={train.momentum_reset}: the rules of algorithm.name={name} count on a momentum that "
             "is new in each round"
         )
+    if train.momentum_reset == "never" and config.run.diagnostics == "virtual":
+        raise UserError("run.diagnostics=virtual: clients keep their momentum (train.momentum_reset=never); use true")
     return algorithm
 
 

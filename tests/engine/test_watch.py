@@ -125,14 +125,22 @@ def test_a_task_that_waits_behind_another_is_not_lost(scene):
 
 @pytest.mark.parametrize("idle", [False, True])
 def test_one_that_takes_too_long(scene, idle):
-    """Five seconds were expected: after twice as long and 15 s more, an actor that has nothing to do does it too."""
+    """Five seconds were expected: after twice as long and 5 s more, an actor that has nothing to do does it too."""
     scene.members[0].learn(100.0, 5.0)
-    scene.pass_time(24, answers=True, idle=idle)
+    scene.pass_time(14, answers=True, idle=idle)
     assert scene.repeated == []
     scene.pass_time(10, answers=True, idle=idle)
     assert len(scene.repeated) == idle
-    assert [line for line in scene.lines if "more than twice as long as expected" in line] == scene.lines[: int(idle)]
+    assert len([line for line in scene.lines if "more than twice as long as expected" in line]) == idle
     assert "result" in scene.sent
+
+
+def test_a_line_comes_every_ten_seconds_while_something_is_late(scene):
+    scene.members[0].learn(100.0, 15.0)
+    scene.pass_time(30, answers=True)
+    assert scene.lines == []
+    scene.pass_time(25, answers=True)
+    assert [line.split("(")[1] for line in scene.lines] == [f"{seconds} s) ..." for seconds in (31, 41, 51)]
 
 
 def test_a_host_that_owes_a_sum_alone(scene):

@@ -173,21 +173,22 @@ class RayPool:
                     result.sums[name].nodes = nodes
         except RayTaskError as error:
             if isinstance(error.cause, Unreachable):
-                hosts = self.nodes.hosts_of(_files_of(task))
-                there = " and ".join(hosts) or "a host"
-                self._watch.say_once(
-                    f"{there} to {member.host}",
-                    f"no answer from {there} to {member.host}; doing {work_of([task])} again until there is one",
-                )
                 self._again(sent)
+                if wanted:
+                    there = " and ".join(self.nodes.hosts_of(_files_of(task))) or "a host"
+                    self._watch.say_once(
+                        f"{there} to {member.host}",
+                        f"no answer from {there} to {member.host}; doing {work_of([task])} again until there is one",
+                    )
             elif wanted:
                 raise cause_of(error, member) from None
             return
         except (ActorUnavailableError, ObjectLostError):
             # it gets tasks again once it has answered a question
             member.silent = True
-            self.say(f"the connection to {member.host} failed; doing {work_of([task])} again")
             self._again(sent)
+            if wanted:
+                self.say(f"the connection to {member.host} failed; doing {work_of([task])} again")
             return
         except RayError as error:
             self._again(sent)

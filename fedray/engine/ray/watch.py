@@ -21,6 +21,10 @@ ASK_SECONDS = 3.0
 CALM_SECONDS = 60.0
 """The seconds between two lines about actors that simply compute for long."""
 
+LATE_SECONDS = 5.0
+"""A task that takes so many seconds longer than twice the expected time is done by an actor that has nothing to do,
+too. What holds it up may be a connection that is only now being made again after the network has failed."""
+
 
 @dataclass(eq=False)
 class Sent:
@@ -177,7 +181,7 @@ class Watch:
                 self.lost(member)
                 return
         late = [
-            sent for sent in owed[:1] if not lost and not sent.elsewhere and idle and sent.overdue(now) >= self.limit
+            sent for sent in owed[:1] if not lost and not sent.elsewhere and idle and sent.overdue(now) >= LATE_SECONDS
         ]
         for sent in late:
             seconds = now - sent.at
@@ -204,7 +208,9 @@ class Watch:
                 going = f"waiting for {work_of(tasks)}" if tasks else "going on without it"
                 self.say(f"no answer from {host} for {silence:.0f} s; {going}")
         waited = now - self._arrived
-        if not quiet and self.sent and waited >= CALM_SECONDS and now - self._said.get("", 0.0) >= CALM_SECONDS:
+        is_late = any(sent.overdue(now) > 0 for sent in self.sent.values())
+        pause = SAY_SECONDS if is_late else CALM_SECONDS
+        if not quiet and self.sent and waited >= pause and now - self._said.get("", 0.0) >= pause:
             self._said[""] = now
             hosts = sorted({sent.member.host for sent in self.sent.values()})
             tasks = [sent.task for sent in self.sent.values()]
