@@ -184,6 +184,17 @@ class PartitionConfig(Section):
     overlap: bool = Field(
         False, description="iid, dirichlet_fixed, orthogonal: clients draw samples_per_client each, and may overlap"
     )
+    same_draw: bool = Field(
+        False,
+        description="with overlap, for dirichlet_fixed, orthogonal: all clients draw with the same random numbers, so "
+        "that similar clients have mostly the same samples",
+    )
+
+    @model_validator(mode="after")
+    def _check_same_draw(self) -> PartitionConfig:
+        if self.same_draw and not self.overlap:
+            raise ValueError("data.partition.same_draw=true needs data.partition.overlap=true")
+        return self
 
 
 class DataConfig(Section):

@@ -1,5 +1,7 @@
 """Dirichlet partitions have the sizes and the class proportions that their alpha, prior and options stand for."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,6 +41,32 @@ def test_dirichlet_fixed_gives_equal_sizes(labels, n, seed, alpha, overlap):
     )
     check_split(split, n, len(labels), disjoint=not overlap)
     assert {len(indices) for indices in split} == {samples}
+
+
+def test_clients_with_the_same_shares_draw_the_same_samples():
+    """And others those that come first for both: each class in one order, as in a sequential weighted draw."""
+    labels = balanced()
+    split = dirichlet_fixed(
+        labels, 6, rng(), classes=10, alpha=1e6, samples_per_client=500, overlap=True, same_draw=True
+    )
+    shared = set.intersection(*map(set, split))
+    assert len(shared) > 490
+    skewed = dirichlet_fixed(
+        labels, 6, rng(), classes=10, alpha=0.5, samples_per_client=500, overlap=True, same_draw=True
+    )
+    for one, other in itertools.combinations(skewed, 2):
+        for label in range(10):
+            of_one, of_other = ({j for j in each if labels[j] == label} for each in (one, other))
+            assert of_one <= of_other or of_other <= of_one
+
+
+def test_the_same_draw_has_the_shares_of_a_draw_of_its_own():
+    labels = balanced()
+    options = {"classes": 10, "alpha": 0.5, "samples_per_client": 300, "overlap": True}
+    own, same = (
+        histogram(labels, dirichlet_fixed(labels, 5, rng(3), **options, same_draw=same), 10) for same in (False, True)
+    )
+    assert abs(own - same).max() < 4 * np.sqrt(300 * 0.25)
 
 
 @pytest.mark.parametrize("split", [dirichlet, dirichlet_fixed])

@@ -130,6 +130,7 @@ def dirichlet_fixed(
     prior: Sequence[float] | None = None,
     samples_per_client: int | None = None,
     overlap: bool = False,
+    same_draw: bool = False,
 ) -> Split:
     """Draws class shares q_i ~ Dir(alpha * prior) for each client i, and then equally many samples for each client by
     its shares.
@@ -140,7 +141,8 @@ def dirichlet_fixed(
     or uniformly if q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).
 
     With ``overlap``, as in Plato and hence in FedTrip, clients may share samples: every client draws from the whole set
-    without replacement, a sample of class c with weight q_i[c].
+    without replacement, a sample of class c with weight q_i[c]. With ``same_draw``, as in Plato's code, all clients do
+    that with the same random numbers, so that clients with similar q_i have mostly the same samples.
 
     Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``. Raises
     :class:`UserError` if there are not enough samples, or if ``prior`` does not fit the classes.
@@ -148,6 +150,10 @@ def dirichlet_fixed(
     q = _profiles(clients, classes, alpha, prior, rng)
     if overlap:
         n = overlap_share(len(labels), samples_per_client)
+        if same_draw:
+            # the n shortest exponential waiting times, as in _draw_weighted
+            times = rng.standard_exponential(len(labels))
+            return [np.sort(np.argpartition(times / shares[labels], n - 1)[:n]) for shares in q]
         pools = class_pools(labels, classes)
         return [_draw_weighted(pools, shares, n, rng) for shares in q]
     n = equal_share(len(labels), clients, samples_per_client)

@@ -255,13 +255,15 @@ def orthogonal(
     clusters: int = CLUSTERS,
     samples_per_client: int | None = None,
     overlap: bool = False,
+    same_draw: bool = False,
     warn: Note = ignore_note,
 ) -> Split:
     """Puts client i into cluster i mod ``clusters``; no two clusters share a class (FedTrip, Plato).
 
     The classes of a cluster are a contiguous block. Each client draws its samples uniformly from those of its cluster's
     classes, and all clients draw the same number. With ``overlap`` (as in Plato) two clients may hold the same sample;
-    without it, they may not. If ``samples_per_client`` is None, the number is the largest for which every cluster has
+    without it, they may not. With ``same_draw`` (as in Plato's code) all clients of a cluster draw the same samples.
+    If ``samples_per_client`` is None, the number is the largest for which every cluster has
     enough samples. Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``.
     """
     if clusters > classes:
@@ -286,7 +288,8 @@ def orthogonal(
             )
     for k, (pool, count) in enumerate(zip(pools, members, strict=True)):
         if overlap:
-            split[k::clusters] = draw_each(pool, count, n, rng)
+            draws = draw_each(pool, 1 if same_draw else count, n, rng)
+            split[k::clusters] = draws * count if same_draw else draws
         else:
             split[k::clusters] = list(np.sort(rng.permutation(pool)[: count * n].reshape(count, n), axis=1))
     return split
