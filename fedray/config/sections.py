@@ -214,6 +214,12 @@ class DataConfig(Section):
         None, min_length=1, description="csv, hf: the columns that are the model's inputs; all others unless set"
     )
     normalization: str = Field("default", description="mean and std of the inputs; see `fedray datasets`")
+    mean: list[Real] | None = Field(
+        None, min_length=1, description="instead of normalization: what is subtracted from pixels/255, or from floats"
+    )
+    std: list[Annotated[Real, Field(gt=0)]] | None = Field(
+        None, min_length=1, description="what is then divided by; like mean one number for each channel, or for all"
+    )
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
     samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
     seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")
@@ -244,6 +250,14 @@ class DataConfig(Section):
         description="a function of yours that changes the inputs of a client's mini-batch at random, in training only: "
         "file.py:Name or module:Name",
     )
+
+    @model_validator(mode="after")
+    def _check_mean_and_std(self) -> DataConfig:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("give both of data.mean and data.std")
+        if self.mean is not None and self.normalization != "default":
+            raise ValueError(f"data.mean and data.std are instead of data.normalization={self.normalization}")
+        return self
 
 
 class TaskConfig(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,24 @@ def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
         }  # fmt: skip
         raise UserError(f"{where}: data.normalization={choice} needs {needed[choice]}")
     return found
+
+
+def of_numbers(mean: Sequence[float], std: Sequence[float], where: str, x: Any) -> dict[str, Any]:
+    """Returns ``{"scale": ..., "shift": ...}`` that make (x - mean) / std of the training inputs ``x``, an array, where
+    bytes are divided by 255 before.
+
+    ``mean`` and ``std`` have a number for each channel, or one for all. Raises :class:`UserError`, whose message begins
+    with ``where``, if they do not fit the inputs.
+    """
+    first = getattr(x, "first", x)
+    if not isinstance(first, np.ndarray) or first.dtype not in (np.float32, np.uint8):
+        raise UserError(f"{where}: data.mean and data.std are for inputs that are one array of bytes or floats")
+    channels, unit = first.shape[1], 255.0 if first.dtype == np.uint8 else 1.0
+    for key, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, channels):
+            raise UserError(f"{where}: data.{key} has {len(values)} numbers for {channels} channels")
+    pair = _pair(*(np.broadcast_to(np.array(values) * unit, channels) for values in (mean, std)))
+    return {"scale": pair.scale, "shift": pair.shift}
 
 
 def _fields(x: Any, pair_of: Callable[..., _Pair], *others: Any) -> dict[str, Any]:

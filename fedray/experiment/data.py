@@ -6,7 +6,7 @@ It decides ``data.*`` and, because it depends on the source, ``run.name``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedray.algorithms import Algorithm
 from fedray.config import Config, run_name
 from fedray.core.structure import leaves
 from fedray.data.federated import FederatedData, federate, with_public_at_clients, with_train_subset
+from fedray.data.normalization import of_numbers
 from fedray.data.partitions.partition import kind_of, resolved_defaults
 from fedray.data.partitions.test_shares import draw_eval_clients, with_test_shares
 from fedray.data.sources.source import Source, source_of
@@ -50,6 +51,8 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
     partitioned as the configuration asks.
     """
     source = custom.source or source_of(config.data, config.task)
+    if config.data.mean is not None and config.data.std is not None:
+        source = replace(source, **of_numbers(config.data.mean, config.data.std, source.name, source.x_train))
     seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data, notes = _spread(config, algorithm, source, seed, public)

@@ -38,8 +38,8 @@ DECIDED = ("run.name", "run.output", "run.working_copy", "run.resume", "run.eval
 """The keys that the sweep itself sets for each trial. A space file must not set them."""
 
 OF_ALL_TRIALS = (
-    "data.source", "data.root", "data.variant", "data.normalization", "data.image_size", "data.target_column",
-    "data.client_column", "data.input_columns", "engine.",
+    "data.source", "data.root", "data.variant", "data.normalization", "data.mean", "data.std", "data.image_size",
+    "data.target_column", "data.client_column", "data.input_columns", "engine.",
 )  # fmt: skip
 """The keys, or beginnings of keys, that can't be searched, because all trials share the same data and resources.
 """

@@ -16,7 +16,8 @@ from fedray.config import load
 from fedray.data.normalization import ROWS, checked, of_choice
 from fedray.data.sources.source import load_source
 from fedray.data.sources.user_data import user_source
-from fedray.experiment.resolve import resolve_data
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve, resolve_data
 
 rng = np.random.default_rng(3)
 
@@ -35,6 +36,30 @@ def test_standard_is_mean_and_deviation_of_each_channel(shape, dtype):
     axes = (0, *range(2, len(shape)))
     expected = (x - x.mean(axes, np.float64, keepdims=True)) / x.std(axes, np.float64, keepdims=True)
     np.testing.assert_allclose(scaled(x, **found), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("values", [([0.3], [0.25]), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+def test_numbers_of_the_users_are_torchvisions(values):
+    x = rng.integers(0, 256, (40, 3, 5, 5), dtype=np.uint8)
+    labels = np.arange(40) % 2
+    config = {"data.mean": values[0], "data.std": values[1], "data.clients": 2, "model.name": "mlp"}
+    _, data = resolve(load(config), CustomObjects(source=user_source((x, labels), (x[:4], labels[:4]))))
+    expected = normalize(torch.from_numpy(x) / 255, *values)
+    torch.testing.assert_close(torch.from_numpy(scaled(x, data.scale, data.shift)), expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"data.mean": [0.5]}, "give both of data.mean and data.std"),
+        ({"data.mean": [0.5], "data.std": [0]}, "data.std"),
+        ({"data.mean": [0.5, 0.5], "data.std": [1]}, "sample: data.mean has 2 numbers for 1 channels"),
+        ({"data.mean": [0.5], "data.std": [1], "data.normalization": "unit"}, "instead of data.normalization=unit"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(keys, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        simulate({**keys, "run.output": str(tmp_path)})
 
 
 def test_only_training_samples_count_and_constant_columns_become_zero():
