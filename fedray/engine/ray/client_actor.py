@@ -26,8 +26,8 @@ Sums: TypeAlias = dict[str, Mapping[Node, Any]]
 ASKED = "asked"
 """The concurrency group of the methods that a client actor answers while it does a task."""
 
-FETCH_SECONDS = 20.0
-"""How long an actor waits for data from another node, before it gives its task back."""
+FETCH_SECONDS, LONGEST_FETCH_SECONDS = 15.0, 600.0
+"""How long an actor waits for data from another node, before it gives its task back: at first, and at most."""
 
 
 class ClientActor:
@@ -52,7 +52,7 @@ class ClientActor:
         node = ray.get_runtime_context().get_node_id()
         states = StateFolder.of_run(experiment.config, node, self.server)
         require_device(experiment.device, experiment.precision)
-        self.worker = Worker(Clients(experiment, self.data.get(), states, experiment.device, fetch=get))
+        self.worker = Worker(Clients(experiment, self.data.get(), states, experiment.device, fetch=Fetcher()))
         return node, self.worker.describe()
 
     def run(self, number: int, task: Task) -> Any:
@@ -103,19 +103,29 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
     )
 
 
-def get(handle: Handle) -> Any:
-    """Returns the data that ``handle`` refers to, a broadcast or a client's state.
+class Fetcher:
+    """Fetches the data that tasks refer to, for one actor."""
 
-    Raises :class:`StateLost` if the data are lost with the process that held them, and :class:`Unreachable` if they do
-    not come, because the network fails, say.
-    """
-    if isinstance(handle, Enclosed):
-        return handle.packed
-    try:
-        return ray.get(handle, timeout=FETCH_SECONDS)
-    except RayTaskError as error:
-        raise error.cause if isinstance(error.cause, StateLost) else error from None
-    except (ActorDiedError, NodeDiedError):
-        raise StateLost("a client's state is gone with its node") from None
-    except RayError:
-        raise Unreachable from None
+    def __init__(self) -> None:
+        self.patience = FETCH_SECONDS
+
+    def __call__(self, handle: Handle) -> Any:
+        """Returns the data that ``handle`` refers to, a broadcast or a client's state.
+
+        Raises :class:`StateLost` if the data are lost with the process that held them, and :class:`Unreachable` if they
+        do not come, because the network fails, say. As it may also be slow, the next data are waited for twice as long
+        then.
+        """
+        if isinstance(handle, Enclosed):
+            return handle.packed
+        try:
+            found = ray.get(handle, timeout=self.patience)
+            self.patience = FETCH_SECONDS
+            return found
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, StateLost) else error from None
+        except (ActorDiedError, NodeDiedError):
+            raise StateLost("a client's state is gone with its node") from None
+        except RayError:
+            self.patience = min(2 * self.patience, LONGEST_FETCH_SECONDS)
+            raise Unreachable from None

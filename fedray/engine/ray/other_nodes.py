@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -116,17 +116,18 @@ class OtherNodes:
         if self.experiment.keeps_states:
             self._ask("begin", [node for node in nodes if node in self._actors], SAY_SECONDS)
 
-    def close(self) -> None:
+    def close(self, silent: Collection[str] = ()) -> None:
         """Removes all clients' states once the client actors, which must have been told to end, are gone, and ends the
-        actors on other nodes."""
+        actors on other nodes. The nodes ``silent`` give no answer, and are not waited for."""
         if self.experiment.keeps_states:
-            self._remove_states()
+            self._remove_states(silent)
         for actor in self._actors.values():
             ray.kill(actor)
         self._actors = {}
 
-    def _remove_states(self) -> None:
-        silent = self._ask("end", list(self._actors), SAY_SECONDS)
+    def _remove_states(self, skipped: Collection[str]) -> None:
+        silent = self._ask("end", [node for node in self._actors if node not in skipped], SAY_SECONDS)
+        silent += [self._hosts[node] for node in self._actors if node in skipped]
         # a host that was lost may be back as another node, on which no client actor has started yet
         back = {
             node["NodeID"]: node["NodeManagerHostname"]

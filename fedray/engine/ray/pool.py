@@ -376,8 +376,10 @@ class RayPool:
         self.nodes.drop(handles)
 
     def close(self) -> None:
+        answering = {member.node for member in self._active()}
+        silent = {member.node for member in self.actors.alive} - answering
         self.actors.close()
-        self.nodes.close()
+        self.nodes.close(silent)
 
 
 def _files_of(task: Task) -> list[StateFile]:
