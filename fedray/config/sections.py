@@ -84,6 +84,10 @@ class RunConfig(Section):
         False, description="measure how clients drift apart; all_clients, virtual: also against these (tracking/README)"
     )
     save_best: bool = Field(False, description="keep the best evaluated model as model-best.safetensors")
+    local_models_of: list[Natural] = Field(
+        [], description="clients whose models are saved as they are after local training, before they are averaged"
+    )
+    local_models_in: list[Positive] = Field([], description="the rounds in which local_models_of are saved")
     checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
     keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")
     resume: Literal["auto"] | bool = Field(
@@ -113,6 +117,12 @@ class RunConfig(Section):
         if is_uri(output) and (problem := problem_of_uri(output)):
             raise ValueError(problem)
         return output
+
+    @model_validator(mode="after")
+    def _check_local_models(self) -> RunConfig:
+        if bool(self.local_models_of) != bool(self.local_models_in):
+            raise ValueError("give both of run.local_models_of (clients) and run.local_models_in (rounds)")
+        return self
 
     @property
     def place(self) -> Path:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pandas as pd
 import torch
 
+from fedray.core.vectors import Layout, Model
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult
@@ -152,6 +153,28 @@ class Checkpoints(Observer):
                 keep=self.experiment.config.run.keep_checkpoints,
             )
         self.saved_round, self.saved_at = number, time.monotonic()
+
+
+class LocalModels(Observer):
+    """Writes the models of the clients ``run.local_models_of`` in the rounds ``run.local_models_in``, as they are after
+    local training, to the folder ``local`` of the run folder. ``save(model, file name)`` writes one."""
+
+    def __init__(
+        self, experiment: Experiment, layout: Layout, recorder: Recorder, save: Callable[[Model, str], None]
+    ) -> None:
+        self.experiment, self.layout, self.recorder, self.save = experiment, layout, recorder, save
+
+    def trained(self, result: RoundResult) -> None:
+        run = self.experiment.config.run
+        if result.number not in run.local_models_in:
+            return
+        for client in run.local_models_of:
+            name = f"local/round-{result.number:08}/client-{client}.safetensors"
+            if client in result.models:
+                self.save(self.layout.model(torch.from_numpy(result.models[client])), name)
+            else:
+                why = "sends no model" if client in result.cohort.ids else "did not take part"
+                self.recorder.note(f"{name} was not written: client {client} {why} in round {result.number}")
 
 
 class Best(Observer):

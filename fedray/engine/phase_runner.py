@@ -24,6 +24,7 @@ from fedray.engine.clients import Clients
 from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
+from fedray.engine.state.packing import on_host
 from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.engine.upload_steps import UploadSteps
 from fedray.errors import ClientError, StateLost, Unreachable, UserError, first_line
@@ -138,6 +139,7 @@ class PhaseRunner:
             with self.clients.clock.on("transport"):
                 merged.states += self.clients.traffic.write(names, result.state)
 
+        self._save_models(task, client, result, merged)
         nothing = [math.nan] * len(task.ids)
         for name, upload in result.uploads.items():
             is_model = isinstance(upload.value, Model)
@@ -152,6 +154,15 @@ class PhaseRunner:
         for name, scalar in result.scalars.items():
             self._later.append(partial(_write, merged.scalars.setdefault(name, list(nothing)), rows, scalar))
         self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
+
+    def _save_models(self, task: PhaseTask, client: ClientPhase, result: Result, merged: PhaseResult) -> None:
+        """Adds the models that clients send, and that ``run.local_models_of`` asks for, to ``merged``."""
+        run = self.clients.experiment.config.run
+        model = next((each.value for each in result.uploads.values() if isinstance(each.value, Model)), None)
+        if task.round in run.local_models_in and model is not None:
+            for row, number in enumerate(client.stack.ids):
+                if number in run.local_models_of:
+                    merged.models[number] = on_host(model.row[row]).numpy().copy()
 
     def _momentum_of(self, handles: Sequence[Handle | None]) -> Callable[[str], Tensor]:
         """Returns a function that returns the momentum ``[C, width]`` of a model, by its name, which a stack's clients

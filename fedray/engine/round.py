@@ -15,7 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
@@ -36,6 +38,7 @@ class RoundResult:
 
     ``log`` has columns of clients.parquet by name, each with an entry for each client of the cohort, in the order
     of ids. An entry is None until a phase sets it. ``states`` has the files of the clients' new states, by client.
+    ``models`` has the rows of the local models that are saved, by client.
     ``worker_seconds`` is the working time of all workers together. ``samples`` is the number of samples in all
     local mini-batches.
 
@@ -49,6 +52,7 @@ class RoundResult:
     cohort: Cohort
     log: dict[str, Any] = field(default_factory=dict)
     states: dict[int, StateFile] = field(default_factory=dict)
+    models: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     worker_seconds: float = 0.0
     samples: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -62,6 +66,7 @@ class RoundResult:
         client states. Returns the state files of these clients from earlier phases of the round, which the caller can
         delete now."""
         self.worker_seconds += working_seconds(found.seconds)
+        self.models |= found.models
         for name, values in found.log.items():
             column = self.log.setdefault(name, [None] * len(self.cohort.ids))
             for place, value in zip(task.positions, values, strict=True):

@@ -10,13 +10,14 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from fedray.core.vectors import Model
 from fedray.data.federated import FederatedData
 from fedray.engine.callbacks import Report
 from fedray.engine.cutting import TaskCutter
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation.accuracies import Accuracies
 from fedray.engine.evaluation.client_scores import Scoring
-from fedray.engine.observers import Best, Checkpoints, Costs, Diagnostics, Records
+from fedray.engine.observers import Best, Checkpoints, Costs, Diagnostics, LocalModels, Records
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult, run_round
@@ -65,11 +66,13 @@ class Run:
         self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
         self.best = Best(experiment, self._save_model)
+        local_models = LocalModels(experiment, state.layout, recorder, self._save)
         self.observers = (
             Costs(state, experiment),
             Diagnostics(state, experiment),
             Accuracies(state, experiment, scoring, data, self.queue),
             Records(recorder, self.wall_seconds),
+            local_models,
             self.best,
             self.checkpoints,
         )
@@ -192,12 +195,15 @@ class Run:
         return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
     def _save_model(self, name: str) -> None:
-        """Writes the evaluated model into the file ``name`` of the run folder, with all tensors of the
-        user's module."""
-        network = self.worker.clients.network
-        model = self.experiment.algorithm.eval_model(self.state.server)
-        named = network.saved(model)
-        with replacement_of(self.recorder.folder.path / name) as staging:
+        """Writes the evaluated model into the file ``name`` of the run folder."""
+        self._save(self.experiment.algorithm.eval_model(self.state.server), name)
+
+    def _save(self, model: Model, name: str) -> None:
+        """Writes ``model`` into the file ``name`` of the run folder, with all tensors of the user's module."""
+        named = self.worker.clients.network.saved(model)
+        path = self.recorder.folder.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacement_of(path) as staging:
             save_file({name: tensor.cpu().contiguous() for name, tensor in named.items()}, staging)
 
     def _finish(self, status: str) -> None:

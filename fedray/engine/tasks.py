@@ -96,7 +96,8 @@ class PhaseResult:
     ``forms`` has the kind and the shape of each value that the phase returned. ``sums`` has the clients' contribution
     to the sum of each upload. ``scalars`` and ``log`` have a number for each client, by name: ``scalars`` for the
     server's rule, and ``log`` for clients.parquet, with None for a client without a number. ``states`` are the files of
-    the clients' new states, if the phase returns any. ``seconds`` says how long the worker worked for each purpose.
+    the clients' new states, if the phase returns any. ``models`` has the rows of the local models that are saved, by
+    client. ``seconds`` says how long the worker worked for each purpose.
     ``nondeterministic`` names the operations without a deterministic version that the worker ran. ``lines`` are shown
     to the user.
     """
@@ -106,6 +107,7 @@ class PhaseResult:
     log: dict[str, list[float | None]]
     forms: Forms | None = None
     states: list[StateFile] = field(default_factory=list)
+    models: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()

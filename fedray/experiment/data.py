@@ -56,6 +56,9 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
     seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data, notes = _spread(config, algorithm, source, seed, public)
+    absent = [client for client in config.run.local_models_of if client >= data.clients]
+    if absent:
+        raise UserError(f"run.local_models_of: there is no client {absent[0]}, but 0 to {data.clients - 1}")
     digests = data_digests(source, data)
     data, access, lines = with_access(data, config.data.access, partial(content_key, digests, data), map_all)
     kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
