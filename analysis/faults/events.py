@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from faults.cluster import HEAD, HOSTS, VICTIM, Hosts, ObjectStorage, full
+from faults.cluster import HEAD, HOSTS, ROOT, VICTIM, Hosts, ObjectStorage, full
 from faults.runs import Run
 
 ALL = dict.fromkeys(HOSTS, "")
-AN_HOUR_LATE = "env FAKETIME_DONT_FAKE_MONOTONIC=1 faketime -f -1h"
+AN_HOUR_LATE = f"env PYTHONPATH={Path(__file__).parent / 'late'}:{ROOT}"
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ class FedTrip(FedAvg):
     whose gradient is g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
 
     The symbols are those of :class:`FedAvg`. In its authors' code a client that takes part for the first time, in round
-    r, has w_i = its initial model and xi = 1/r (``first: initial``), mu is divided by the number of local epochs
-    (``mu_per: epoch``), and clients keep their momentum between rounds (``train.momentum_reset: never``).
+    r, has w_i = its own random initial model and xi = 1/r (``first: own_initial``), mu is divided by the number of
+    local epochs (``mu_per: epoch``), and clients keep their momentum between rounds (``train.momentum_reset: never``).
 
     The paper's text says that xi is the interval between participations. Its
     theory, with E[xi] = p ln p / (p - 1) and xi in (0, 1], fits the inverse of the interval, which is the default,
@@ -43,8 +43,8 @@ class FedTrip(FedAvg):
         xi_scale: float = base.parameter(1.0, "factor on xi", ge=0)
         xi_mode: Literal["inverse_gap", "gap", "const"] = base.parameter("inverse_gap", "what xi is")
         xi_const: float = base.parameter(1.0, "xi under xi_mode: const", ge=0)
-        first: Literal["nothing", "initial"] = base.parameter(
-            "nothing", "what a client pushes away from before it has a last model: nothing, or its initial model"
+        first: Literal["nothing", "initial", "own_initial"] = base.parameter(
+            "nothing", "w_i before a client has taken part: none, the run's initial model, or a random one of its own"
         )
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
@@ -53,13 +53,14 @@ class FedTrip(FedAvg):
 
     def begin(self, client: ClientPhase) -> Carry:
         w = client.state["w"]
-        if self.hyper.first == "initial":
-            w = torch.where(client.gap > 0, w, client.initial_models(per_client=True).parameters)
+        if self.hyper.first != "nothing":
+            initial = client.initial_models(per_client=self.hyper.first == "own_initial")
+            w = torch.where(client.gap > 0, w, initial.parameters)
         return super().begin(client).update(w=w)
 
     def _xi(self, client: ClientPhase) -> Tensor:
         gap = client.gap
-        if self.hyper.first == "initial":
+        if self.hyper.first != "nothing":
             gap = torch.where(gap > 0, gap, client.round)
         modes = {
             "inverse_gap": 1 / gap.clamp(min=1),

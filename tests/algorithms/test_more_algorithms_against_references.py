@@ -239,15 +239,19 @@ def test_ghbm_of_more_rounds_than_the_run_has(data, tmp_path):
 
 
 @pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
-@pytest.mark.parametrize(("everything", "participation"), pairwise((False, True), list(PARTICIPATION)), ids=label)
-def test_fedtrip_as_its_authors_ran_it(alike, tmp_path, everything, participation, vectorize):
-    """From its own initial model, with mu by the epochs, and with the momentum of the client's last participation."""
+@pytest.mark.parametrize(
+    ("everything", "first", "participation"),
+    pairwise((False, True), ("initial", "own_initial"), list(PARTICIPATION)),
+    ids=label,
+)
+def test_fedtrip_as_its_authors_ran_it(alike, tmp_path, everything, first, participation, vectorize):
+    """From an initial model, with mu by the epochs, and with the momentum of the client's last participation."""
     hyper, train = settings("fedtrip", {}, everything, "samples")
     train = replace(train, steps=tuple(2 * ceil(n / 4) for n in SIZES), lr=0.05, momentum=0.9)
     keys = {"train.local_steps": None, "train.local_epochs": 2, "train.batch_size": 4, "model.init": "default"}
-    keys |= {"train.momentum_reset": "never", "algorithm.first": "initial", "algorithm.mu_per": "epoch"}
+    keys |= {"train.momentum_reset": "never", "algorithm.first": first, "algorithm.mu_per": "epoch"}
     keys |= {"engine.vectorize": vectorize, "engine.chunk": 4, **PARTICIPATION[participation]}
-    of = partial(references_variance.fedtrip, epochs=2, momentum_is_kept=True)
+    of = partial(references_variance.fedtrip, epochs=2, momentum_is_kept=True, own_initial=first == "own_initial")
     reference_runs.check(alike, tmp_path, "fedtrip", from_drawn_models(tmp_path, of), hyper, train, keys)
 
 

@@ -181,6 +181,38 @@ def test_an_actor_that_hangs(tmp_path: Path, ray_cluster: None) -> None:
     assert_same(whole, run)
 
 
+DYING = """
+import os
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self, input_shape, classes):
+        super().__init__(input_shape[0], classes)
+        if b"ClientActor" in Path("/proc/self/cmdline").read_bytes():
+            first = Path(__file__).with_name("first")
+            try:
+                with first.open("x") as file:
+                    file.write(str(os.getpid()))
+            except FileExistsError:
+                if first.read_text() != str(os.getpid()):
+                    os._exit(1)
+"""
+"""A model with which one client actor alone can start."""
+
+
+@pytest.mark.slow
+def test_with_actors_that_can_not_start_a_run_goes_on_without_them(tmp_path: Path, ray_cluster: None) -> None:
+    (tmp_path / "net.py").write_text(DYING)
+    config = {**SETTINGS, "model.name": f"{tmp_path}/net.py:Net", "run.name": "run"}
+    config = {key: value for key, value in config.items() if not key.startswith("model.") or key == "model.name"}
+    whole = simulate({**config, "run.output": str(tmp_path / "whole")}, data=small_source())
+    config |= {"run.output": str(tmp_path), "engine.kind": "ray", "engine.actors": 2, "engine.cpus_per_actor": 0.1}
+    found = simulate({**config, "engine.max_retries": 1}, data=small_source())
+    assert "2 times in a row; going on with 1" in (found.folder / "log.txt").read_text()
+    assert_same(whole, found)
+
+
 @pytest.mark.parametrize("kind", ["local", "ray"])
 def test_a_run_that_fails_says_so_in_its_folder(kind: str, tmp_path: Path, ray_cluster: None) -> None:
     """Reason and host are in summary.json and log.txt, it is not compared with others, and the same call goes on."""

@@ -152,12 +152,13 @@ def fedtrip(
     xi_scale=1.0,
     xi_mode="inverse_gap",
     xi_const=1.0,
-    initial: Callable[[int], Vector] | None = None,
+    initial: Callable[..., Vector] | None = None,
+    own_initial=True,
     epochs=1,
     momentum_is_kept=False,
 ) -> list[Outcome]:
-    """Initial: the model that is drawn for a client, which its authors' code takes for its last one, of round 0. There
-    mu is divided by the epochs."""
+    """Initial: the model that is drawn for a client, or for all without own_initial, which its authors' code takes for
+    its last one, of round 0. There mu is divided by the epochs."""
     if xi_mode not in ("inverse_gap", "gap", "const"):
         raise ValueError(xi_mode)
     mu = mu / epochs
@@ -168,7 +169,8 @@ def fedtrip(
     x = beginning(problem, start)
     w_hist, last, buffers = {}, {}, {}
     if initial is not None:
-        w_hist, last = ({i: of(i) for i in range(len(problem.sizes))} for of in (initial, lambda i: 0))
+        everybody = range(len(problem.sizes))
+        w_hist, last = {i: initial(i) if own_initial else initial() for i in everybody}, dict.fromkeys(everybody, 0)
     rounds = []
     for r, cohort, lr, p in schedule(problem, cohorts, train):
         xi = {}

@@ -78,6 +78,8 @@ class Actors:
         self.wanted = len(actors)
         self.starting: dict[Any, Member] = {}
         self.alive: list[Member] = []
+        # the number of actors that fit on the cluster when the last of them could not be started
+        self._unfit: int | None = None
         self._failed_starts = 0
         self._looked = self._alone = self._said = time.monotonic()
         for actor in actors:
@@ -113,8 +115,8 @@ class Actors:
         """Adds an actor that has started, to whose entry in ``starting`` the ``reference`` belongs, to those that get
         tasks.
 
-        An actor that died while it started is replaced. An error is raised if that happened too often, or if a new
-        actor would fail for the same reason.
+        An actor that died while it started is replaced. If that happened too often, the run goes on with the actors
+        that there are; an error is raised if there are none, or if a new actor would fail for the same reason.
         """
         member = self.starting.pop(reference)
         try:
@@ -126,7 +128,12 @@ class Actors:
                 raise ClientError(f"a client actor could not be set up\n{error}") from None
             ray.kill(member.actor)
             self._failed_starts += 1
-            self.replace(f"a client actor died while it started ({first_line(error)})", self._failed_starts)
+            line = f"a client actor died while it started ({first_line(error)})"
+            if self._failed_starts > self.max_retries and self.alive:
+                self._unfit = self._fitting()
+                self.say(f"{line}, {self._failed_starts} times in a row; going on with {len(self.alive)}")
+            else:
+                self.replace(line, self._failed_starts)
             return
         self._failed_starts = 0
         member.host, member.pid, member.heard = machine["node"], machine["pid"], time.monotonic()
@@ -164,7 +171,8 @@ class Actors:
         have not started if it has shrunk. This is done at most every :data:`LOOK_SECONDS`."""
         if not self.elastic or time.monotonic() - self._looked < LOOK_SECONDS:
             return
-        more = self._fitting() - len(self.alive) - len(self.starting)
+        fitting = self._fitting()
+        more = 0 if fitting == self._unfit else fitting - len(self.alive) - len(self.starting)
         if more > 0:
             self.say(f"the cluster has grown: starting {more} more client actor{'s' if more > 1 else ''}")
         for _ in range(more):
