@@ -64,7 +64,7 @@ def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
         found = [_accuracies(table, cell, runs[cell]) for cell in table.cells]
     else:
         amount = "bytes" if table.measure == "gib_sent" else "round"
-        taken = [_taken(cell, runs[cell], _target(table, cell, runs), amount) for cell in table.cells]
+        taken = [_taken(table, cell, runs[cell], _target(table, cell, runs), amount) for cell in table.cells]
         first = {one.cell.column: one.value for one in taken if one.cell.row == table.rows[0]}
         found = [_in_unit(table, one, first[one.cell.column]) for one in taken]
     return [replace(one, left_out=[run for run in read[one.cell] if isinstance(run, LeftOut)]) for one in found]
@@ -85,7 +85,7 @@ def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
         unit = 1 / GIB
     elif table.measure == "ratio" and one.cell.row != table.rows[0]:
         unit = 1 / first if math.isfinite(first) else math.nan
-    return replace(one, value=one.value * unit, bound=one.bound * unit)
+    return replace(one, value=one.value * unit, margin=one.margin * unit, bound=one.bound * unit)
 
 
 def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[RecordedRun]]) -> float:
@@ -102,12 +102,16 @@ def _ended(cell: Cell, folder: Path, seeds: int) -> list[Path]:
     return [run for run in runs if is_finished(run)]
 
 
-def _taken(cell: Cell, runs: Sequence[RecordedRun], target: float, amount: str) -> Measured:
-    """Returns the median of what it took until the target; ``amount`` is a column of metrics.csv."""
+def _taken(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun], target: float, amount: str) -> Measured:
+    """Returns the median or mean of what it took until the target; ``amount`` is a column of metrics.csv. The mean is
+    infinite if a run did not reach it."""
     firsts = [run.first_to_reach(target, Measure(of=cell.of)) for run in runs]
-    median, bound = to_reach(runs, firsts, amount)
-    diverged, reached = sum(run.diverged for run in runs), sum(first is not None for first in firsts)
-    return Measured(cell, median, math.nan, runs, diverged, reached, bound)
+    value, bound = to_reach(runs, firsts, amount)
+    margin, taken = math.nan, [float(first[amount]) for first in firsts if first is not None]
+    if table.over_runs == "mean" and runs:
+        value, margin = mean_and_margin(taken) if len(taken) == len(runs) else (math.inf, math.nan)
+    diverged, reached = sum(run.diverged for run in runs), len(taken)
+    return Measured(cell, value, margin, runs, diverged, reached, bound)
 
 
 def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun]) -> Measured:

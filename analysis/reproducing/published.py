@@ -52,6 +52,9 @@ class TableConfig(Section):
     measure: Measure = Field(description="what the numbers are")
     of: Of = Field("test", description="on which data, and of which model, the accuracy is")
     seeds: Whole = Field(ge=1, description="how many seeds the paper has")
+    over_runs: Literal["median", "mean"] = Field(
+        "median", description="how what the runs of a cell took until a target becomes one number"
+    )
     rows: list[str | dict[str, RowConfig]] = Field(description="algorithms, or names with what they are")
     columns: dict[str, ColumnConfig]
     notes: list[str] = Field([], description="what is to be known beside the numbers")
@@ -107,6 +110,7 @@ class PublishedTable:
     title: str
     measure: Measure
     seeds: int
+    over_runs: str
     rows: Sequence[str]
     columns: Sequence[str]
     cells: Sequence[Cell]
@@ -139,7 +143,9 @@ def read_table(name: str) -> PublishedTable:
             settings = {**flat(expand(of.settings)), **flat(expand(row.settings))}
             cell = Cell(name_of_row, column, published, file, settings, of.round, row.of or said.of)
             cells.append(_until_target(cell) if said.measure in UNTIL_TARGET and said.of == "test" else cell)
-    return PublishedTable(name, said.title, said.measure, said.seeds, list(rows), list(said.columns), cells, said.notes)
+    return PublishedTable(
+        name, said.title, said.measure, said.seeds, said.over_runs, list(rows), list(said.columns), cells, said.notes
+    )
 
 
 def _rows(said: TableConfig) -> Iterator[tuple[str, RowConfig]]:

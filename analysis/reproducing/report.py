@@ -20,15 +20,15 @@ from reproducing.provenance import sentence
 from reproducing.published import PublishedTable
 
 MEANINGS = {
-    "rounds": "Rounds until the target, as medians over seeds. {bound}",
-    "ratio": "Rounds until the target, as medians over seeds: of the first row, and of the others over those of the "
+    "rounds": "Rounds until the target, as {over} over seeds. {bound}",
+    "ratio": "Rounds until the target, as {over} over seeds: of the first row, and of the others over those of the "
     "first. {bound}",
     "final": "{Accuracy} at the end in percent, {seeds}.",
     "last": "{Accuracy} in percent, as the mean of the last rounds, {seeds}.",
-    "gflops": "GFLOPs of a client, by the paper's accounting, in the median of the rounds until the target. {bound}",
+    "gflops": "GFLOPs of a client, by the paper's accounting, in the {one} of the rounds until the target. {bound}",
     "gib": "GiB by the paper's accounting: those of all rounds of a run, times its rounds to FedAvg's final accuracy, "
     "divided by FedAvg's rounds to it. A run that does not reach it counts in full.",
-    "gib_sent": "GiB that all clients sent and received until FedAvg's final accuracy, as medians over seeds. {bound}",
+    "gib_sent": "GiB that all clients sent and received until FedAvg's final accuracy, as {over} over seeds. {bound}",
     "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
 }
 
@@ -76,7 +76,8 @@ def _meaning(table: PublishedTable) -> str:
     accuracy = accuracy_of(table)
     others = [name for name in ACCURACIES.values() if name != accuracy]
     rows = dict.fromkeys(cell.row for cell in table.cells if ACCURACIES[cell.of] in others)
-    text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS, bound=BOUND)
+    over = {"one": table.over_runs, "over": f"{table.over_runs}s"}
+    text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS, bound=BOUND, **over)
     if rows and table.measure in PERCENT:
         text += f" In the row '{' and '.join(rows)}' it is the {others[0]}."
     return text
@@ -99,6 +100,7 @@ def _cell(table: PublishedTable, one: Measured, seeds: int) -> str:
         text += "" if math.isnan(one.margin) else f" ± {one.margin:.2f}"
     else:
         text = f"{one.value:.3g}" if math.isfinite(one.value) else without_value(table, one)
+        text += "" if math.isnan(one.margin) else f" ± {one.margin:.2g}"
     counts = [f"{one.diverged} of {len(one.runs)} diverged"] if one.diverged else []
     if one.reached is not None and one.reached + one.diverged < len(one.runs):
         counts.append(f"{one.reached} of {len(one.runs)} reached it")

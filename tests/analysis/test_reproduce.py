@@ -208,6 +208,20 @@ def test_runs_that_are_missing_or_lost(mine):
     assert "| fedprox | 1 of 1 diverged, 1 of 2 runs (8) |" in text
 
 
+def test_a_mean_of_rounds_needs_all_runs_to_reach_the_target(mine):
+    runs = mine / "runs/paper/small"
+    for seed, first in enumerate((1, 2, 6)):
+        write_run(runs / f"fedavg_run.stop_at_0.3/seed-{seed}", [0.1] * (first - 1) + [0.4])
+        write_run(runs / f"fedprox_run.stop_at_0.3/seed-{seed}", [0.1] * 3 + [0.4] * (seed > 0))
+    table = replace(read_table("paper/rounds"), over_runs="mean")
+    text = text_of(table, measured(table, mine / "runs", 3), made_by(ASKED, []))
+    assert "Rounds until the target, as means over seeds" in text
+    # Student's t of two degrees of freedom, times the deviation of 1, 2 and 6
+    margin = 4.302653 * np.std([1, 2, 6], ddof=1) / 3**0.5
+    assert f"| fedavg | 3 ± {margin:.2g} (4) |" in text
+    assert "| fedprox | > 3, 2 of 3 reached it (8) |" in text
+
+
 def test_there_is_no_ratio_to_what_was_not_reached(mine):
     runs = mine / "runs/paper/small"
     write_run(runs / "fedavg_run.stop_at_0.3/seed-0", [0.1, 0.2])
