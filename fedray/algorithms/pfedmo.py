@@ -1,6 +1,6 @@
 """pFedMo: personalized momentum and models, pulled towards a representation model of the server's.
 
-J. Fu, Z. Yang et al.: pFedMo, IEEE Transactions on Big Data 2024, eqs. 6-12.
+S. Fu, Z. Yang et al.: pFedMo, IEEE Transactions on Big Data 2024, eqs. 6-12.
 
 Eqs. 11-12 do not say clearly what "momentum" is. The paper writes y, the iterate of Nesterov's rule. With y (``form:
 printed``), the pull towards the representation model cancels in eq. 12, x_i+ = xbar + a_i gamma (v_rep - vbar), and

@@ -33,24 +33,29 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
 def read_extended(
     path: Path, read_one: Callable[[Path], Values], within: tuple[Path, ...] = ()
 ) -> tuple[Values, list[Path]]:
-    """Reads the configuration file ``path``, and merges it over the file that its key ``extends`` names, if there
-    is one.
+    """Reads the configuration file ``path``, and merges it over the file, or the list of files, that its key
+    ``extends`` names, if there is one.
 
-    That file may extend another one in turn. Returns the merged nested sections, and the files that were read, ``path``
-    first. The path in ``extends`` is relative to the folder of the file. ``read_one(path)`` returns the sections of a
-    single file, and ``within`` are the files that led to this one. Raises :class:`UserError` if ``extends`` is not a
-    path, or the files extend each other in a circle.
+    These may extend others in turn. Of several, each is merged over those before it. Returns the merged nested
+    sections, and the files that were read, ``path`` first. The paths in ``extends`` are relative to the folder of the
+    file. ``read_one(path)`` returns the sections of a single file, and ``within`` are the files that led to this one.
+    Raises :class:`UserError` if ``extends`` has anything but paths, or the files extend each other in a circle.
     """
     if path.resolve() in within:
         raise UserError(f"{path} extends itself, through {within[-1]}")
     values = read_one(path)
     if EXTENDS not in values:
         return values, [path]
-    parent = values.pop(EXTENDS)
-    if not isinstance(parent, str):
-        raise UserError(f"{path}: {EXTENDS} must be the path of a config file, not {in_message(parent)}")
-    below, files = read_extended(path.parent / parent, read_one, (*within, path.resolve()))
-    return merged(below, values), [path, *files]
+    said = values.pop(EXTENDS)
+    parents = said if isinstance(said, list) and said else [said]
+    below: Values = {}
+    files = [path]
+    for parent in parents:
+        if not isinstance(parent, str):
+            raise UserError(f"{path}: {EXTENDS} must be the path of a config file, or a list, not {in_message(said)}")
+        found, read = read_extended(path.parent / parent, read_one, (*within, path.resolve()))
+        below, files = merged(below, found), [*files, *read]
+    return merged(below, values), files
 
 
 def for_algorithm(values: Values, name: str) -> Values:

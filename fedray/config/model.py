@@ -26,8 +26,8 @@ class ModelConfig(Section):
     norm_groups: Whole = Field(GROUPS, ge=1, description="norm=group: groups of each GroupNorm")
     head: str = Field(
         "auto",
-        description="head in the place of the last layer: none, moon, siam, your own file.py:Class; auto: what the "
-        "algorithm needs",
+        description="head in the place of the last layer: none, linear, moon, siam, your own file.py:Class; auto: what "
+        "the algorithm needs",
     )
     proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
 

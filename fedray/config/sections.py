@@ -237,6 +237,9 @@ class DataConfig(Section):
     public_samples: Natural | Auto = Field(
         "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
     )
+    public_overlap: bool = Field(
+        False, description="clients may hold the samples of the public set, too: nothing is held out of them"
+    )
     public_to: Literal["server", "clients"] = Field(
         "server", description="clients: partition the public set among them, on top of their samples"
     )
@@ -267,6 +270,12 @@ class DataConfig(Section):
             raise ValueError("give both of data.mean and data.std")
         if self.mean is not None and self.normalization != "default":
             raise ValueError(f"data.mean and data.std are instead of data.normalization={self.normalization}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_public_overlap(self) -> DataConfig:
+        if self.public_overlap and self.public_to == "clients":
+            raise ValueError("data.public_overlap=true is for a public set of the server (data.public_to=server)")
         return self
 
 

@@ -57,7 +57,8 @@ class FederatedData:
       that is used, its samples are at the end of ``x`` and ``y``.
     * ``indices`` and ``offsets``: client i holds the training samples ``indices[offsets[i]:offsets[i + 1]]`` (int64,
       sorted), which are indices into ``x``.
-    * ``public``, ``validation``: indices into ``x`` of the public set and the validation set, which no client holds.
+    * ``public``, ``validation``: indices into ``x`` of the public set and the validation set, which no client holds
+      (but for the public set with ``data.public_overlap``).
       ``train_subset``: indices into ``x`` of the samples on which train_accuracy is evaluated.
     * ``test_indices``, ``test_offsets``: each client's share of the test set, as indices into ``x_test``, in the form
       of ``indices`` and ``offsets``. Both are None if the clients have no test shares.
@@ -200,7 +201,8 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
 
     The public set, which is for a model that the server trains, and the validation set are drawn at random from the
     training set before it is partitioned. If the source comes with a public set, that set is used instead of a draw:
-    all of it if ``data.public_samples`` is ``auto``, or else ``data.public_samples`` random samples of it.
+    all of it if ``data.public_samples`` is ``auto``, or else ``data.public_samples`` random samples of it. With
+    ``data.public_overlap`` a public set that was drawn is partitioned among the clients, too, as if there were none.
 
     Args:
         source: the data set.
@@ -228,6 +230,8 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     order = stream(seed, Purpose.PUBLIC).permutation(total)
     validation = np.sort(order[total - data.validation_samples :])
     if has_public:
+        if data.public_overlap:
+            raise UserError(f"data.public_overlap=true: the public set that comes with {source.name} is no client's")
         assert source.x_public is not None
         assert source.y_public is not None
         public = total + _public_of_source(source, data, seed)
@@ -235,7 +239,8 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         y = np.concatenate([y, source.y_public])
     else:
         public = np.sort(order[:public_samples])
-    rest = np.setdiff1d(np.arange(total), np.concatenate([public, validation]), assume_unique=True)
+    held_out = validation if data.public_overlap else np.concatenate([public, validation])
+    rest = np.setdiff1d(np.arange(total), held_out, assume_unique=True)
     owners = None if source.client_train is None else source.client_train[rest]
     has_classes = source.kind == "classification"
     labels = Labels.of(source.kind, y, source.y_test, source.classes)

@@ -6,7 +6,7 @@ model and broadcast as the cohort. Only the mean of their updates is used; no cl
 ``virtual`` compares it with a round in which clients do not drift apart. The *virtual* model begins the round with the
 model that the clients received. In each step all clients of the cohort compute their gradients at the virtual model,
 each on its own mini-batch, and the model takes the mean of these by the aggregation weights (the virtual global model
-of pFedMo's analysis, J. Fu, Z. Yang et al., IEEE Trans. Big Data 2024).
+of pFedMo's analysis, S. Fu, Z. Yang et al., IEEE Trans. Big Data 2024).
 
 The comparison does not influence the run.
 """

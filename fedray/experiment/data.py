@@ -150,7 +150,7 @@ def _with_test_shares(
 
 def _note_on_public_set(config: Config, source: Source, data: FederatedData) -> list[str]:
     public = len(data.public)
-    if config.data.public_samples != "auto" or not public or source.x_public is not None:
+    if config.data.public_samples != "auto" or not public or source.x_public is not None or config.data.public_overlap:
         return []
     return [
         f"warning: data.public_samples=auto: {public:,} of the {len(source.y_train):,} training samples are the "

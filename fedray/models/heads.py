@@ -38,6 +38,19 @@ class Head(nn.Module):
     """
 
 
+class LinearHead(Head):
+    """A single linear layer, as the model has without a head, whose input is the representation z. ``width`` is not
+    used, because z has ``features`` numbers."""
+
+    def __init__(self, features: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(features, classes)
+
+    def forward(self, input: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(input)
+        return logits
+
+
 class ProjectionHead(Head):
     """MOON's head, which replaces a model's last Linear layer by three: ``hidden`` (d -> d) with ReLU, ``projection``
     (d -> width), whose output is the representation z, and ``classifier`` (width -> classes). Here d is
@@ -68,7 +81,7 @@ class SiamHead(ProjectionHead, Predicting):
         )
 
 
-HEADS: dict[str, type[Head]] = {"moon": ProjectionHead, "siam": SiamHead}
+HEADS: dict[str, type[Head]] = {"linear": LinearHead, "moon": ProjectionHead, "siam": SiamHead}
 
 DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
 """The head that ``model.head=auto`` selects for each value of ``Algorithm.needs_head``."""

@@ -48,6 +48,17 @@ def test_files_extend_files_that_extend_files(files):
     assert (slowmo.train.lr, slowmo.train.momentum, slowmo.algorithm.beta) == (3, 0, 0.7)
 
 
+def test_of_several_files_the_later_ones_go_over_the_earlier(files):
+    folder = files.parent
+    (folder / "overlay.yaml").write_text("train: {lr: 0.7}\nfor_algorithm: {fedtrip: {algorithm.mu: 9}}\n")
+    both = folder / "both.yaml"
+    both.write_text(f"extends: [{files.name}, overlay.yaml]\ndata.clients: 5\n")
+    config = load(both)
+    assert (config.train.lr, config.train.momentum, config.algorithm.mu, config.data.clients) == (0.7, 0.9, 9, 5)
+    both.write_text(f"extends: [overlay.yaml, {files.name}]\n")
+    assert load(both).train.lr == load(files).train.lr
+
+
 def test_each_algorithm_has_what_is_said_for_it(files):
     """The rest is the same for all, and what the command line says comes last."""
     assert load(files).algorithm.model_dump() == {"name": "fedtrip", "mu": 0.4}
@@ -82,14 +93,14 @@ def test_it_is_not_part_of_the_resolved_configuration(files):
     [
         ("extends: nowhere.yaml", "can't read the config file .*nowhere.yaml: No such file"),
         ("extends: bad.yaml", "bad.yaml extends itself"),
-        ("extends: [a.yaml]", "bad.yaml: extends must be the path of a config file, not ..a.yaml.."),
+        ("extends: [3]", r"bad.yaml: extends must be the path of a config file, or a list, not \[3\]"),
         ("for_algorithm: {slowmo: {train.mometum: 0}}", "bad.yaml: for_algorithm: slowmo: unknown key train.mometum"),
         ("for_algorithm: {slowmo: {train.momentum: 3}}", "for_algorithm: slowmo: train.momentum must be below 1"),
         ("for_algorithm: {slowm: {train.momentum: 0}}", "slowm: unknown algorithm 'slowm' .did you mean 'slowmo'"),
         ("for_algorithm: {fedavg: {for_algorithm: {}}}", "for_algorithm: fedavg: for_algorithm can't be nested"),
         ("for_algorithm: {moon: {algorithm.muu: 1}}", "for_algorithm: moon: moon: unknown key algorithm.muu"),
         ("for_algorithm: {'no.py:Foo': {}}", "for_algorithm: no.py:Foo: .*can't read the file .*no.py"),
-        ("extends:", "bad.yaml: extends must be the path of a config file, not nothing"),
+        ("extends:", "bad.yaml: extends must be the path of a config file, or a list, not nothing"),
         ("extends: mine.yaml\ntrain.momentum: 3", "bad.yaml, which extends .*mine.yaml, which .*base.yaml: .*train"),
         ("for_algorithm: {slowmo: 3}", "for_algorithm.* must be"),
         ("for_algorithm: 3", "for_algorithm must be sections by name, not 3"),

@@ -40,6 +40,23 @@ def test_dealt_public_samples_come_on_top_of_the_clients_own():
     assert (dealt.validation == held_out.validation).all()
 
 
+def test_a_public_set_that_overlaps_takes_nothing_from_the_clients():
+    held_out, without = federated(), federated(**{"data.public_samples": 0})
+    overlapping = federated(**{"data.public_overlap": True})
+    assert overlapping.public.tolist() == held_out.public.tolist()
+    assert overlapping.partition_hash == without.partition_hash
+    assert set(overlapping.public.tolist()) <= set(overlapping.indices.tolist())
+    assert not set(overlapping.validation.tolist()) & set(overlapping.indices.tolist())
+
+
+def test_where_a_public_set_can_not_overlap():
+    with pytest.raises(UserError, match=r"data\.public_overlap=true is for a public set of the server"):
+        federated(**{"data.public_overlap": True, "data.public_to": "clients"})
+    source = replace(small_source(), x_public=small_source().x_test[:20], y_public=small_source().y_test[:20])
+    with pytest.raises(UserError, match=r"data\.public_overlap=true: the public set that comes with"):
+        federated(source, **{"data.public_samples": 20, "data.public_overlap": True})
+
+
 def test_clients_without_samples_are_dealt_none():
     settings = {"data.clients": 60, "data.partition.alpha": 0.02, "data.partition.min_samples": 0}
     held_out = federated(**settings)

@@ -290,6 +290,13 @@ def test_a_head_of_ones_own_gives_the_representation(tmp_path):
     assert result.summary["status"] == "completed"
 
 
+def test_a_linear_head_leaves_the_representation_to_the_model(tmp_path):
+    result = run(tmp_path, "moon", Namesake, **{"model.head": "linear"})
+    outputs = Network(result.model()).outputs(torch.randn(5, FEATURES), predict=True)
+    assert outputs.features.shape == (5, 8)
+    assert sum(p.numel() for p in result.model().parameters()) == sum(p.numel() for p in Namesake().parameters())
+
+
 @pytest.mark.parametrize(
     ("algorithm", "head", "message"),
     [
