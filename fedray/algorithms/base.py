@@ -266,7 +266,7 @@ class Algorithm:
             for batch in client.data.batches():
                 carry = client.at_epochs(carry, batch.step)
                 carry = client.hold(self.step(client, carry, batch), carry, batch.step)
-            client.optimizer.keep(carry)
+            client.finish(carry)
         finally:
             # in_place is only for this method, not for other steps that the algorithm makes later
             client.optimizer.in_place = False

@@ -75,7 +75,9 @@ class LocalData:
     def epoch(self, j: int) -> Tensor:
         """Returns for each client the number of the epoch, from 0, to which the local step ``j`` belongs, as a column
         ``[C, 1]``. An algorithm can use it to do something at the beginning of each epoch."""
-        return torch.floor(j / self.epoch_steps())
+        lengths = self.epoch_steps()
+        # of two tensors, because a number divided by a tensor is multiplied by its rounded inverse
+        return torch.floor(torch.full_like(lengths, j) / lengths)
 
     def begins_epoch(self, j: int) -> Tensor:
         """Returns whether an epoch begins with local step ``j``, for each client, as a column ``[C, 1]``."""

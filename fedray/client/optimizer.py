@@ -3,7 +3,7 @@ step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -66,13 +66,12 @@ class Carry:
 
     @property
     def model(self) -> Model:
-        """The C clients' models that are trained: the first model among the values of the carry."""
-        return next(value for value in self._values.values() if isinstance(value, Model))
-
-    @property
-    def models(self) -> list[str]:
-        """The names of the models among the values."""
-        return [name for name, value in self._values.items() if isinstance(value, Model)]
+        """The C clients' models that are trained: the first model among the values of the carry. Raises
+        :class:`LookupError` if there is none."""
+        found = [value for value in self._values.values() if isinstance(value, Model)]
+        if not found:
+            raise LookupError("the carry has no model")
+        return found[0]
 
     def update(self, **values: Any) -> Carry:
         """Returns a new carry in which ``values``, models or vectors by name, replace those of the same names or are
@@ -144,8 +143,8 @@ class LocalOptimizer:
         training: The optimizer's name and hyper-parameters, from the section ``train``.
         lr: The learning rate eta_l of this round.
         decayed: Which parameters weight decay pulls to 0, as ones and zeros ``[width]``; None stands for all.
-        kept_momentum: Returns the momentum ``[C, width]`` of a model, by its name, that the clients have kept since
-            they last took part. None if they keep none.
+        kept_momentum: The momentum ``[C, width]`` that the clients have kept since they last took part, by the name of
+            the model. None if they keep none.
 
     Example:
         gradient = client.objective.gradient(carry["y"], batch)
@@ -159,7 +158,7 @@ class LocalOptimizer:
         training: LocalTraining,
         lr: float,
         decayed: Tensor | None = None,
-        kept_momentum: Callable[[str], Tensor] | None = None,
+        kept_momentum: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.training, self.lr, self.decayed = training, lr, decayed
         self._kept_momentum = kept_momentum
@@ -168,9 +167,8 @@ class LocalOptimizer:
     def resume(self, carry: Carry) -> Carry:
         """Returns a carry in which each model has the momentum that its clients have kept since they last took part
         (``train.momentum_reset: never``)."""
-        if self._kept_momentum is not None:
-            for name in carry.models:
-                carry = carry.remember(name, {"momentum": self._kept_momentum(name)})
+        for name, momentum in (self._kept_momentum or {}).items():
+            carry = carry.remember(name, {"momentum": momentum})
         return carry
 
     def reset(self, carry: Carry, chosen: Tensor) -> Carry:
@@ -183,7 +181,7 @@ class LocalOptimizer:
     def keep(self, carry: Carry) -> None:
         """Notes the momentum after the last local step for the next round in which the clients take part."""
         if self._kept_momentum is not None:
-            self.momentum_to_keep |= {name: carry.memory(name).buffers["momentum"] for name in carry.models}
+            self.momentum_to_keep |= {name: memory.buffers["momentum"] for name, memory in carry.memories.items()}
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
         """Computes a step of the models ``carry[name]`` without making it: returns the direction ``[C, width]`` of the

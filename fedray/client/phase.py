@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -67,6 +68,7 @@ class ClientPhase:
         optimizer: Makes the clients' steps (:class:`LocalOptimizer`).
         shared: The server's broadcast: models and vectors by name.
         scalars: The server's numbers for each client by name, ``[C, 1]`` float32.
+        trained: The clients' models after their last local step, None before.
         state: The vectors ``[C, width]`` and models that the clients keep between rounds, by name. They are zeros
             before a client's first participation.
         kept: The values that an earlier phase of this round stored in ``Result.kept``, by name.
@@ -100,7 +102,7 @@ class ClientPhase:
         members: int = 1,
         initial: Callable[[int | None], Model] | None = None,
         clock: Clock | None = None,
-        kept_momentum: Callable[[str], Tensor] | None = None,
+        kept_momentum: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
         self.objective = Objective(network, self.data, clock)
@@ -113,6 +115,7 @@ class ClientPhase:
             shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
         self._initial, self._device = initial, network.device
+        self.trained: Model | None = None
         self.scalars = {name: column(values, self._device) for name, values in stack.scalars.items()}
         self.size = len(stack.ids)
 
@@ -179,9 +182,15 @@ class ClientPhase:
     def at_epochs(self, carry: Carry, j: int) -> Carry:
         """Returns the carry for local step ``j``, in which the clients whose epoch begins with it have no momentum, if
         ``train.momentum_reset`` is ``epoch``."""
-        if self.data.training.momentum_reset != "epoch":
+        if self.optimizer.training.momentum_reset != "epoch":
             return carry
         return self.optimizer.reset(carry, self.data.begins_epoch(j))
+
+    def finish(self, carry: Carry) -> None:
+        """Notes the models and the momentum after the last local step."""
+        with contextlib.suppress(LookupError):
+            self.trained = carry.model
+        self.optimizer.keep(carry)
 
     def hold(self, new: Carry, old: Carry, j: int) -> Carry:
         """Returns a carry that is ``new`` for the clients that make local step ``j``, and ``old`` for those that have

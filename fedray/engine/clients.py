@@ -34,6 +34,9 @@ from fedray.gradients.loop import LoopNetwork
 from fedray.gradients.network import Network
 from fedray.gradients.stack import StackNetwork
 
+MOMENTUM = "momentum of "
+"""The beginning of the names under which a client's state has the momentum that the client keeps of its models."""
+
 
 class Clients:
     """Everything with which one process simulates clients on one device: the network, the data and the clients' states.
@@ -195,6 +198,20 @@ class Clients:
         under ``name`` when the clients last took part. ``handles`` refer to the clients' states. Clients that never
         took part get zeros."""
         return self._stacked(handles, {name: width})[name]
+
+    def momentum(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
+        """Returns the momentum that the clients of a stack have kept (``train.momentum_reset: never``), by the name of
+        the model, with a row for each client, ``[C, width]``; zeros for those that have none. ``handles`` refer to the
+        clients' states."""
+        with self.clock.on("transport"):
+            files = [{} if handle is None else self.traffic.take(handle) for handle in handles]
+        names = sorted({name for file in files for name in file if name.startswith(MOMENTUM)})
+        found = {name: torch.zeros(len(files), self.network.layout.width, device=self.device) for name in names}
+        for row, file in enumerate(files):
+            for name in file:
+                if name in found:
+                    found[name][row].copy_(file[name])
+        return {name.removeprefix(MOMENTUM): rows for name, rows in found.items()}
 
     def received(self, handles: Sequence[Handle | None]) -> Model:
         """Returns the models that a stack's clients received when they last took part, with a row for each client,

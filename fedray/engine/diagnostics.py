@@ -196,6 +196,11 @@ class _OneData:
     def batches(self) -> Iterator[Batch]:
         return self._cohort.data.batches()
 
+    def begins_epoch(self, j: int) -> Tensor:
+        raise UserError(
+            "run.diagnostics=virtual: the epochs of clients, in which something begins anew, differ; use true"
+        )
+
 
 class _OneObjective:
     """The weighted mean of the clients' losses. Clients that have made all their local steps no longer count."""

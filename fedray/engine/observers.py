@@ -26,6 +26,7 @@ from fedray.tracking.diagnostics import Measured
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY
 from fedray.util.files import room_for
+from fedray.warning import WARNING
 
 
 class Observer:
@@ -157,12 +158,17 @@ class Checkpoints(Observer):
 
 class LocalModels(Observer):
     """Writes the models of the clients ``run.local_models_of`` in the rounds ``run.local_models_in``, as they are after
-    local training, to the folder ``local`` of the run folder. ``save(model, file name)`` writes one."""
+    local training, to the folder ``local`` of the run folder. ``save(model, file name)`` writes one, and ``tell`` shows
+    a line about one that is not there to the user."""
 
     def __init__(
-        self, experiment: Experiment, layout: Layout, recorder: Recorder, save: Callable[[Model, str], None]
+        self,
+        experiment: Experiment,
+        layout: Layout,
+        save: Callable[[Model, str], None],
+        tell: Callable[[str], None],
     ) -> None:
-        self.experiment, self.layout, self.recorder, self.save = experiment, layout, recorder, save
+        self.experiment, self.layout, self.save, self.tell = experiment, layout, save, tell
 
     def trained(self, result: RoundResult) -> None:
         run = self.experiment.config.run
@@ -173,8 +179,8 @@ class LocalModels(Observer):
             if client in result.models:
                 self.save(self.layout.model(torch.from_numpy(result.models[client])), name)
             else:
-                why = "sends no model" if client in result.cohort.ids else "did not take part"
-                self.recorder.note(f"{name} was not written: client {client} {why} in round {result.number}")
+                why = "trained no model" if client in result.cohort.ids else "did not take part"
+                self.tell(f"{WARNING}{name} was not written: client {client} {why} in round {result.number}")
 
 
 class Best(Observer):

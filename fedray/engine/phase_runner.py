@@ -20,7 +20,7 @@ from fedray.client.phase import ClientPhase, Stack
 from fedray.core.sending import column
 from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
-from fedray.engine.clients import Clients
+from fedray.engine.clients import MOMENTUM, Clients
 from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
@@ -129,8 +129,9 @@ class PhaseRunner:
         forms = checked_forms(result, self.algorithm, phase, client.size, self.clients.network.layout)
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
+        self._save_models(task, client, merged)
         if client.optimizer.momentum_to_keep:
-            kept = {f"momentum of {name}": value for name, value in client.optimizer.momentum_to_keep.items()}
+            kept = {f"{MOMENTUM}{name}": value for name, value in client.optimizer.momentum_to_keep.items()}
             result = replace(result, state={**client.state, **result.state, **kept})
         if self.upload_steps is not None:
             result = self.upload_steps.apply(result, client, phase, task.states[rows])
@@ -139,7 +140,6 @@ class PhaseRunner:
             with self.clients.clock.on("transport"):
                 merged.states += self.clients.traffic.write(names, result.state)
 
-        self._save_models(task, client, result, merged)
         nothing = [math.nan] * len(task.ids)
         for name, upload in result.uploads.items():
             is_model = isinstance(upload.value, Model)
@@ -155,20 +155,13 @@ class PhaseRunner:
             self._later.append(partial(_write, merged.scalars.setdefault(name, list(nothing)), rows, scalar))
         self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
 
-    def _save_models(self, task: PhaseTask, client: ClientPhase, result: Result, merged: PhaseResult) -> None:
-        """Adds the models that clients send, and that ``run.local_models_of`` asks for, to ``merged``."""
+    def _save_models(self, task: PhaseTask, client: ClientPhase, merged: PhaseResult) -> None:
+        """Adds those of the clients' trained models that ``run.local_models_of`` asks for to ``merged``."""
         run = self.clients.experiment.config.run
-        model = next((each.value for each in result.uploads.values() if isinstance(each.value, Model)), None)
-        if task.round in run.local_models_in and model is not None:
+        if task.round in run.local_models_in and client.trained is not None:
             for row, number in enumerate(client.stack.ids):
                 if number in run.local_models_of:
-                    merged.models[number] = on_host(model.row[row]).numpy().copy()
-
-    def _momentum_of(self, handles: Sequence[Handle | None]) -> Callable[[str], Tensor]:
-        """Returns a function that returns the momentum ``[C, width]`` of a model, by its name, which a stack's clients
-        have kept in the states ``handles``."""
-        width = self.clients.network.layout.width
-        return lambda name: self.clients.kept(handles, f"momentum of {name}", width)
+                    merged.models[number] = on_host(client.trained.row[row]).numpy().copy()
 
     def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:
         """Returns the stacks of a task, each as the position of its first client in the cohort, and the slice of the
@@ -216,7 +209,7 @@ class PhaseRunner:
             state=self.clients.states_of(task.states[rows]) if self.algorithm.stateful else None,
             received=self.clients.received(task.received[rows]) if task.received else None,
             members=task.members, clock=watch.clock if watch else self.clients.clock,
-            kept_momentum=self._momentum_of(task.states[rows]) if self._keeps_momentum else None,
+            kept_momentum=self.clients.momentum(task.states[rows]) if self._keeps_momentum else None,
         )  # fmt: skip
         with watch or contextlib.nullcontext():
             result: Result = getattr(self.algorithm, name)(client)

@@ -66,7 +66,7 @@ class Run:
         self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
         self.best = Best(experiment, self._save_model)
-        local_models = LocalModels(experiment, state.layout, recorder, self._save)
+        local_models = LocalModels(experiment, state.layout, self._save, self._tell)
         self.observers = (
             Costs(state, experiment),
             Diagnostics(state, experiment),
@@ -193,6 +193,10 @@ class Run:
         model = algorithm.eval_model(server) if name is None else models[name]
         named = self.worker.clients.network.saved(model)
         return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+
+    def _tell(self, line: str) -> None:
+        self.recorder.note(line)
+        self._say(line)
 
     def _save_model(self, name: str) -> None:
         """Writes the evaluated model into the file ``name`` of the run folder."""

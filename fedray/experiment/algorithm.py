@@ -40,10 +40,15 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
         raise UserError(
             f"train.optimizer={train.optimizer}: the rules of algorithm.name={name} count on the step of sgd"
         )
-    if train.momentum_reset != "round" and not algorithm.any_optimizer:
+    has_own_loop = type(algorithm).train is not Algorithm.train
+    if train.momentum_reset != "round" and (has_own_loop or not algorithm.any_optimizer):
         raise UserError(
             f"train.momentum_reset={train.momentum_reset}: the rules of algorithm.name={name} count on a momentum that "
             "is new in each round"
+        )
+    if train.momentum_reset == "never" and len(algorithm.phases) > 1:
+        raise UserError(
+            f"train.momentum_reset=never: {name} has {len(algorithm.phases)} phases, and momentum needs one"
         )
     if train.momentum_reset == "never" and config.run.diagnostics == "virtual":
         raise UserError("run.diagnostics=virtual: clients keep their momentum (train.momentum_reset=never); use true")

@@ -80,7 +80,12 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
             "algorithm": type(config.algorithm)(name=name),
             "model": config.model.model_copy(update={"head": head, "weights": None}),
             "train": config.train.model_copy(
-                update={"server_lr": 1.0, "server_lr_schedule": ScheduleConfig(), "optimizer": "sgd"}
+                update={
+                    "server_lr": 1.0,
+                    "server_lr_schedule": ScheduleConfig(),
+                    "optimizer": "sgd",
+                    "momentum_reset": "round",
+                }
             ),
         }
     )

@@ -56,6 +56,9 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
     seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data, notes = _spread(config, algorithm, source, seed, public)
+    late = [number for number in config.run.local_models_in if number > config.rounds]
+    if late:
+        raise UserError(f"run.local_models_in: round {late[0]} is beyond the last one, {config.rounds}")
     absent = [client for client in config.run.local_models_of if client >= data.clients]
     if absent:
         raise UserError(f"run.local_models_of: there is no client {absent[0]}, but 0 to {data.clients - 1}")

@@ -57,8 +57,8 @@ SUITE_RECORD = "suite.yaml"
 """The file that marks the folder of a suite."""
 
 OF_OPTIMIZERS = (
-    "train.lr", "train.server_lr", "train.momentum", "train.nesterov", "train.weight_decay",
-    "train.decay_norms_and_biases", "train.grad_clip", "train.lr_decay",
+    "train.lr", "train.server_lr", "train.momentum", "train.nesterov", "train.momentum_reset",
+    "train.weight_decay", "train.decay_norms_and_biases", "train.grad_clip", "train.lr_decay",
     *(f"train.{rate}_schedule.{key}" for rate in ("lr", "server_lr") for key in ScheduleConfig.model_fields),
 )  # fmt: skip
 """Hyper-parameters outside ``algorithm.*`` that an algorithm's space file may set or search in a suite."""
@@ -102,7 +102,7 @@ class Suite:
         """
         finals, base = [Final(spec) for spec in self.specs], self.baseline.base
         is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
-        is_for_server = base.get("data.public_to", "server") == "server"
+        is_for_server = base.get("data.public_to", "server") == "server" and not base.get("data.public_overlap")
         with_public = [spec for spec in self.specs if _algorithm_of(spec).needs_public]
         if is_held_out and is_for_server and with_public and self.baseline not in with_public:
             to_clients = {"data.public_to": "clients"}

@@ -185,3 +185,12 @@ def test_an_epoch_is_as_many_steps_as_the_samples_need():
     assert epochs.tolist() == [[0, 0, 0, 1, 1, 1, 2], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]]
     full = client_phase(network, data((12,), 14), [9, 4, 1], LocalTraining(0, batch_size=None, local_steps=10))
     assert full.data.epoch(3).tolist() == [[3]] * 3
+
+
+def test_epochs_of_any_length_begin_where_they_begin():
+    """Also where the rounded inverse of a length, times the length, is less than 1."""
+    lengths = list(range(1, 400))
+    training = LocalTraining(0, batch_size=1, local_steps=10)
+    client = client_phase(LoopNetwork(made(lambda: Logistic((12,), 4))), data((12,), 400), lengths, training)
+    for j in (0, 1, 40, 41, 46, 47, 82, 94, 123, 399, 400, 798, 1995):
+        assert client.data.begins_epoch(j)[:, 0].tolist() == [j % length == 0 for length in lengths], j

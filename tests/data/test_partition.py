@@ -229,6 +229,16 @@ def test_shards_report_what_is_left_over():
     assert notes == ["shards: 10 of 1010 samples are not used"]
 
 
+def test_clients_of_a_cluster_may_all_draw_the_same():
+    options = {"classes": 4, "clusters": 4, "samples_per_client": 20, "overlap": True, "same_draw": True}
+    labels = np.repeat(np.arange(4), [50, 50, 50, 5])
+    split = orthogonal(labels[:150], 6, rng(), **{**options, "clusters": 3, "classes": 3})
+    assert [part.tolist() for part in split[:3]] == [part.tolist() for part in split[3:]]
+    assert {tuple(set(labels[part].tolist())) for part in split} == {(0,), (1,), (2,)}
+    # clusters that no client is in need no samples
+    assert [len(part) for part in orthogonal(labels, 2, rng(), **options)] == [20, 20]
+
+
 def test_orthogonal_blocks_of_47_classes():
     split = orthogonal(balanced(47, 20), 5, rng(), classes=47, samples_per_client=150)
     held = [len(np.unique(balanced(47, 20)[indices])) for indices in split]

@@ -47,3 +47,18 @@ def test_clients_and_rounds_are_given_together(tmp_path):
 def test_clients_that_there_are_not(tmp_path):
     with pytest.raises(UserError, match=r"run\.local_models_of: there is no client 9, but 0 to 8"):
         run(tmp_path, run__local_models_of=[3, 9], run__local_models_in=[1])
+
+
+def test_they_are_as_they_were_before_the_steps_of_an_upload(tmp_path):
+    (tmp_path / "steps.py").write_text("def halve(rows, upload):\n    return rows / 2\n")
+    saved = {"run__rounds": 1, "run__local_models_of": [0], "run__local_models_in": [1], "train__cohort_size": None}
+    plain = run(tmp_path / "plain", **saved)
+    halved = run(tmp_path / "halved", **saved, train__upload=[f"{tmp_path}/steps.py:halve"])
+    one, other = (load_file(next((each.folder / "local").rglob("*.safetensors"))) for each in (plain, halved))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert plain.summary["model_sha256"] != halved.summary["model_sha256"]
+
+
+def test_a_round_that_there_is_not(tmp_path):
+    with pytest.raises(UserError, match=r"run\.local_models_in: round 7 is beyond the last one, 3"):
+        run(tmp_path, run__local_models_of=[1], run__local_models_in=[7], run__rounds=3)

@@ -168,6 +168,12 @@ def test_what_a_config_asks_for_does_not_stop_the_others(capsys):
     assert "without pfedmo: data.public_samples=0" in out
 
 
+def test_momentum_that_is_kept_does_not_stop_the_others(capsys):
+    keys = ["algorithm.name=fedavg", "train.momentum=0.9", "train.momentum_reset=never", "model.name=mlp"]
+    assert main(["costs", *keys]) == 0
+    assert "scaffold" in capsys.readouterr().out
+
+
 def test_a_head_for_all_is_no_extra():
     table = compared("algorithm.name=fedavg", "model.head=moon")
     assert table["fedavg"]["parameters"] == table["moon"]["parameters"]

@@ -182,6 +182,7 @@ def test_the_baseline_with_the_public_samples_dealt_out_is_run_where_a_server_ha
     # these hold the samples out for nobody, or not for FedAvg
     assert labels(["fedprox", "fedavg"], "data.public_samples=20") == ["fedprox", "fedavg"]
     assert labels(["pfedmo", "fedavg"], "data.public_samples=auto") == ["pfedmo", "fedavg"]
+    assert labels(["pfedmo", "fedavg"], "data.public_overlap=true") == ["pfedmo", "fedavg"]
     _, plain, final = written(tmp_path, ["pfedmo", "fedavg"], baseline="fedavg").finals
     assert final.folder(3) != plain.folder(3)
     assert final.changed == {"data.public_to": "clients"}

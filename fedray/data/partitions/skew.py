@@ -288,7 +288,7 @@ def orthogonal(
             )
     for k, (pool, count) in enumerate(zip(pools, members, strict=True)):
         if overlap:
-            draws = draw_each(pool, 1 if same_draw else count, n, rng)
+            draws = draw_each(pool, min(1, count) if same_draw else count, n, rng)
             split[k::clusters] = draws * count if same_draw else draws
         else:
             split[k::clusters] = list(np.sort(rng.permutation(pool)[: count * n].reshape(count, n), axis=1))

@@ -175,6 +175,7 @@ class Evaluator:
         client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():
+            carry = client.at_epochs(carry, batch.step)
             carry = client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
         tuned: Model = carry["y"]
         return tuned

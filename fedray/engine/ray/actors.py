@@ -129,9 +129,10 @@ class Actors:
             ray.kill(member.actor)
             self._failed_starts += 1
             line = f"a client actor died while it started ({first_line(error)})"
-            if self._failed_starts > self.max_retries and self.alive:
-                self._unfit = self._fitting()
-                self.say(f"{line}, {self._failed_starts} times in a row; going on with {len(self.alive)}")
+            others = len(self.alive) + len(self.starting)
+            if self._failed_starts > self.max_retries and others:
+                self.say(f"{line}, {self._failed_starts} times in a row; going on with {others}")
+                self._unfit, self._failed_starts = self._fitting(), 0
             else:
                 self.replace(line, self._failed_starts)
             return
@@ -172,7 +173,8 @@ class Actors:
         if not self.elastic or time.monotonic() - self._looked < LOOK_SECONDS:
             return
         fitting = self._fitting()
-        more = 0 if fitting == self._unfit else fitting - len(self.alive) - len(self.starting)
+        self._unfit = self._unfit if fitting == self._unfit else None
+        more = 0 if self._unfit else fitting - len(self.alive) - len(self.starting)
         if more > 0:
             self.say(f"the cluster has grown: starting {more} more client actor{'s' if more > 1 else ''}")
         for _ in range(more):

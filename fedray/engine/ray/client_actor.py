@@ -113,15 +113,13 @@ class Fetcher:
         """Returns the data that ``handle`` refers to, a broadcast or a client's state.
 
         Raises :class:`StateLost` if the data are lost with the process that held them, and :class:`Unreachable` if they
-        do not come, because the network fails, say. As it may also be slow, the next data are waited for twice as long
-        then.
+        do not come, because the network fails, say. As it may also be slow, data are waited for twice as long from then
+        on.
         """
         if isinstance(handle, Enclosed):
             return handle.packed
         try:
-            found = ray.get(handle, timeout=self.patience)
-            self.patience = FETCH_SECONDS
-            return found
+            return ray.get(handle, timeout=self.patience)
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, StateLost) else error from None
         except (ActorDiedError, NodeDiedError):

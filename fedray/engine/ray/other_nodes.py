@@ -28,6 +28,9 @@ ANSWER_SECONDS = 5.0
 LOST_SECONDS = 12.0
 """A request may have been lost in the network if there was no sign of life for so many seconds, and is made again."""
 
+LIFE_SECONDS = 2.0
+"""How long a sign of life may take of a node whose client actors give none."""
+
 START_SECONDS = 60.0
 """How long an actor may take to start that is needed only to remove clients' states."""
 
@@ -52,7 +55,7 @@ class OtherNodes:
             return
         self._hosts[node] = host
         if self.experiment.keeps_states:
-            self._answer(node, "begin")
+            self._answer(node, "begin", patient=True)
 
     def actor(self, node: str) -> Any:
         """Returns Ray's handle of the :class:`NodeActor` on ``node``, which is started if there is none yet."""
@@ -100,15 +103,17 @@ class OtherNodes:
         nodes = {file.node for file in files}
         return sorted(self._hosts[node] for node in nodes if node in self._hosts)
 
-    def check(self, node: str, heard: float) -> None:
+    def check(self, node: str, heard: float, asks: bool = False) -> None:
         """Raises :class:`StateLost` if it is time to give up the clients' states on ``node``, which was heard of last
-        at ``heard``.
+        at ``heard``. With ``asks`` the node is asked for a sign of life before.
 
         This is the case after ``engine.answer_timeout``, and after as many seconds as there were between the last
         checkpoint and the silence: what would have to be done again has cost no more than the waiting by then.
         """
         waited = time.monotonic() - heard
         if waited >= max(self.experiment.config.engine.answer_timeout, heard - self.saved_at()):
+            if asks and ray.wait([self.actor(node).alive.remote()], timeout=LIFE_SECONDS)[0]:
+                return
             raise StateLost(f"no answer from {self._hosts[node]} for {waited:.0f} s, and clients' states are on it")
 
     def clear(self, nodes: Iterable[str]) -> None:
@@ -153,10 +158,10 @@ class OtherNodes:
         # a node that has left and come back has two actors
         return sorted({*asked.values()} - answered)
 
-    def _answer(self, node: str, method: str, *arguments: Any) -> Any:
+    def _answer(self, node: str, method: str, *arguments: Any, patient: bool = False) -> Any:
         """Returns the answer of the actor on ``node`` to ``method(*arguments)``, however long it works on it. Raises
-        :class:`StateLost` if the node is lost, or gives no sign of life until it is given up (:meth:`check`); the user
-        is told meanwhile."""
+        :class:`StateLost` if the node is lost, or, unless this method is ``patient``, gives no sign of life until it is
+        given up (:meth:`check`); the user is told meanwhile."""
         asked: Any = None
         question: Any = None
         heard = said = time.monotonic()
@@ -185,7 +190,8 @@ class OtherNodes:
             except RayError:
                 asked = question = None
                 time.sleep(1)
-            self.check(node, heard)
+            if not patient:
+                self.check(node, heard)
             silence = time.monotonic() - max(heard, said)
             if silence >= SAY_SECONDS:
                 said = time.monotonic()

@@ -82,6 +82,8 @@ class RayPool:
         self._regions: list[str] = [""]
         self._published = 0
         self._looked = 0.0
+        # when each node's actors gave their last sign of life, also those that are gone
+        self._heard: dict[str, float] = {}
         # references to copies in Ray's store of files of this node, for the tasks of one phase
         self._copies: dict[Any, Any] = {}
         self.actors.await_all()
@@ -281,10 +283,13 @@ class RayPool:
     def _check_states(self) -> None:
         """Raises :class:`StateLost` if a task waits for clients' states on a node that has been silent for so long that
         it is given up."""
-        silent = {member.node for member in self.actors.alive} - {member.node for member in self._active()}
+        active = {member.node for member in self._active()}
+        for member in self.actors.alive:
+            self._heard[member.node] = max(member.heard, self._heard.get(member.node, 0.0))
+        silent = self._heard.keys() - active - {self.nodes.here.node}
         waiting = [*self._queue, *(sent.task for sent in self._sent.values() if id(sent.task) in self._left)]
         for node in silent & {file.node for task in waiting for file in _files_of(task)} if silent else ():
-            self.nodes.check(node, max(member.heard for member in self.actors.alive if member.node == node))
+            self.nodes.check(node, self._heard[node], asks=True)
 
     def start_over(self) -> None:
         """Prepares the pool for a run that goes back to its last checkpoint: nobody needs the results of the tasks that
