@@ -1,5 +1,6 @@
 """The configuration of a run: its keys, and how it is read and checked."""
 
+from fedray.config.data import ALPHA, CLUSTERS, MIN_SAMPLES, TARGET_COLUMN, DataConfig, PartitionConfig
 from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.reading import (
@@ -18,16 +19,10 @@ from fedray.config.reading import (
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Real, Section, Whole
 from fedray.config.sections import (
-    ALPHA,
-    CLUSTERS,
     IGNORED,
-    MIN_SAMPLES,
-    TARGET_COLUMN,
     AlgorithmConfig,
     Config,
-    DataConfig,
     Given,
-    PartitionConfig,
     RunConfig,
     TaskConfig,
     TrainConfig,
