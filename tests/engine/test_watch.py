@@ -125,9 +125,9 @@ def test_a_task_that_waits_behind_another_is_not_lost(scene):
 
 @pytest.mark.parametrize("idle", [False, True])
 def test_one_that_takes_too_long(scene, idle):
-    """Five seconds were expected: after twice as long and 5 s more, an actor that has nothing to do does it too."""
+    """Five seconds were expected: after twice as long and 2 s more, an actor that has nothing to do does it too."""
     scene.members[0].learn(100.0, 5.0)
-    scene.pass_time(14, answers=True, idle=idle)
+    scene.pass_time(11, answers=True, idle=idle)
     assert scene.repeated == []
     scene.pass_time(10, answers=True, idle=idle)
     assert len(scene.repeated) == idle

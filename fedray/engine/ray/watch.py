@@ -21,7 +21,7 @@ ASK_SECONDS = 3.0
 CALM_SECONDS = 60.0
 """The seconds between two lines about actors that simply compute for long."""
 
-LATE_SECONDS = 5.0
+LATE_SECONDS = 2.0
 """A task that takes so many seconds longer than twice the expected time is done by an actor that has nothing to do,
 too. What holds it up may be a connection that is only now being made again after the network has failed."""
 
@@ -185,9 +185,10 @@ class Watch:
         ]
         for sent in late:
             seconds = now - sent.at
-            self.say(
+            self.say_once(
+                f"late {member.host}",
                 f"{member.host} has worked on {work_of([sent.task])} for {seconds:.0f} s, more than twice as long "
-                "as expected; doing them elsewhere, too"
+                "as expected; doing them elsewhere, too",
             )
             self._elsewhere([sent])
 
