@@ -34,7 +34,8 @@ class Measured:
 
     ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, GFLOPs or GiB. It is infinite if too few
     runs reached the target, and NaN if there is none. ``margin`` is half the width of the 95 % interval of a mean, NaN
-    where there is none; ``values`` are those of which it is the mean. ``runs`` are those that have ended, ``diverged``
+    where there is none; ``values`` are those of which it is the mean, and ``spread`` the accuracies of the last rounds
+    of all runs, if it is the mean of those. ``runs`` are those that have ended, ``diverged``
     is how many of them diverged, and ``reached`` how many reached the target. ``bound`` is the least that one took of
     those which neither diverged nor reached it, in the unit of the table; NaN if there is none. ``left_out`` are runs
     that have ended and can't be read.
@@ -48,6 +49,7 @@ class Measured:
     reached: int | None = None
     bound: float = math.nan
     values: Sequence[float] = ()
+    spread: Sequence[float] = ()
     left_out: Sequence[LeftOut] = ()
 
 
@@ -118,7 +120,10 @@ def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun]) 
     diverged = sum(run.diverged for run in runs)
     values = [100 * _accuracy(run, table, cell) for run in runs if not run.diverged]
     known = [value for value in values if not math.isnan(value)]
-    return Measured(cell, *mean_and_margin(known), runs, diverged, values=known)
+    ended = [run for run in runs if not run.diverged and table.measure == "last"]
+    last = [run.last_values(Measure(of=cell.of), run.settings.get("run.last_rounds")) for run in ended]
+    spread = [100 * float(value) for each in last for value in each]
+    return Measured(cell, *mean_and_margin(known), runs, diverged, values=known, spread=spread)
 
 
 def _accuracy(run: RecordedRun, table: PublishedTable, cell: Cell) -> float:

@@ -75,7 +75,11 @@ def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
         for number, part in enumerate(parts, 1):
             lines = lines_for([one.cell.row for one in part])
             shown = [
-                Curve(_name(one), lines[one.cell.row], mean_curve(one.runs, Measure(of=one.cell.of).column))
+                Curve(
+                    _name(one),
+                    lines[one.cell.row],
+                    mean_curve(one.runs, Measure(of=one.cell.of).column, smoothing=table.smoothing),
+                )
                 for one in part
             ]
             title = f"{column}, part {number} of {len(parts)}" if len(parts) > 1 else column
@@ -164,7 +168,9 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
         y = places[one.cell.row]
         value, published = on_one_scale(table, one)
         if math.isfinite(value):
-            if len(one.values) == 2:
+            if table.boxes:
+                _draw_box(axes, y, one.spread)
+            elif len(one.values) == 2:
                 axes.plot(one.values, [y, y], "o", color=MEASURED, markersize=5.5)
             else:
                 margin = 0.0 if math.isnan(one.margin) else one.margin
@@ -180,8 +186,17 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
     axes.set_title(column, fontsize=10, loc="left")
     if table.measure not in PERCENT:
         axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
-    axes.set_xlabel(f"{_unit(table)}\n{_key(found, 'bar', '● measured')}", fontsize=9)
+    key = "boxes: last rounds of all runs" if table.boxes else _key(found, "bar", "● measured")
+    axes.set_xlabel(f"{_unit(table)}\n{key}", fontsize=9)
     clean_frame(axes)
+
+
+def _draw_box(axes: Axes, y: float, values: Sequence[float]) -> None:
+    line = {"color": MEASURED}
+    axes.boxplot(
+        values, vert=False, positions=[y], widths=0.6, manage_ticks=False, boxprops=line, whiskerprops=line,
+        capprops=line, medianprops=line, flierprops={"markeredgecolor": MEASURED, "markersize": 3},
+    )  # fmt: skip
 
 
 def _unit(table: PublishedTable) -> str:

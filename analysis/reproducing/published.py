@@ -55,6 +55,8 @@ class TableConfig(Section):
     over_runs: Literal["median", "mean"] = Field(
         "median", description="how what the runs of a cell took until a target becomes one number"
     )
+    smoothing: Real = Field(0, ge=0, lt=1, description="factor of the moving average that curves are drawn of")
+    boxes: bool = Field(False, description="last: draw boxes of the last rounds of all runs")
     rows: list[str | dict[str, RowConfig]] = Field(description="algorithms, or names with what they are")
     columns: dict[str, ColumnConfig]
     notes: list[str] = Field([], description="what is to be known beside the numbers")
@@ -115,6 +117,8 @@ class PublishedTable:
     columns: Sequence[str]
     cells: Sequence[Cell]
     notes: Sequence[str]
+    smoothing: float = 0.0
+    boxes: bool = False
 
 
 def known_tables() -> dict[str, Path]:
@@ -144,8 +148,9 @@ def read_table(name: str) -> PublishedTable:
             cell = Cell(name_of_row, column, published, file, settings, of.round, row.of or said.of)
             cells.append(_until_target(cell) if said.measure in UNTIL_TARGET and said.of == "test" else cell)
     return PublishedTable(
-        name, said.title, said.measure, said.seeds, said.over_runs, list(rows), list(said.columns), cells, said.notes
-    )
+        name, said.title, said.measure, said.seeds, said.over_runs, list(rows), list(said.columns), cells, said.notes,
+        said.smoothing, said.boxes,
+    )  # fmt: skip
 
 
 def _rows(said: TableConfig) -> Iterator[tuple[str, RowConfig]]:

@@ -12,7 +12,7 @@ from fedray.results.runs import RecordedRun
 from fedray.results.statistics import LEAST_RUNS, margin_of
 
 
-def mean_curve(runs: Sequence[RecordedRun], column: str, over: str = "rounds") -> pd.DataFrame:
+def mean_curve(runs: Sequence[RecordedRun], column: str, over: str = "rounds", smoothing: float = 0.0) -> pd.DataFrame:
     """Returns the mean learning curve of a group, which are ``runs`` that differ only in their seeds: a DataFrame with
     a row for each round in which all of them were evaluated.
 
@@ -20,13 +20,15 @@ def mean_curve(runs: Sequence[RecordedRun], column: str, over: str = "rounds") -
     ``bytes``) up to this round, as a mean over the runs; ``mean``, the mean of the ``column`` of metrics.csv, such as
     ``test_accuracy``; ``low`` and ``high``, the ends of the 95 % interval of the mean (Student's t), or the lowest and
     the highest value if there are fewer than three runs; and ``runs``, the number of runs. Runs that diverged are left
-    out.
+    out. With ``smoothing`` s the values of each run are replaced by their exponential moving average, s times the
+    average before plus 1 - s times the value.
     """
     ended = [run.rows.set_index("round") for run in runs if not run.diverged and column in run.rows]
     names = ["round", "x", "mean", "low", "high", "runs"]
     if not ended:
         return pd.DataFrame(columns=names, dtype=float)
     values = pd.concat([rows[column] for rows in ended], axis=1).dropna()
+    values = values.ewm(alpha=1 - smoothing, adjust=False).mean() if smoothing else values
     rounds = values.index
     # the index of the rows is the round
     amounts = [rows[AXES[over]] if over != "rounds" else pd.Series(rows.index, rows.index) for rows in ended]

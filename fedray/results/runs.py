@@ -112,9 +112,13 @@ class RecordedRun:
     def last(self, measure: Measure, rounds: int | None = None) -> float:
         """Returns the mean of the metric ``measure`` over the evaluations in the last ``rounds`` rounds, or by default
         over the last ten evaluations. This mean is less noisy than a single evaluation."""
+        return float(self.last_values(measure, rounds).mean())
+
+    def last_values(self, measure: Measure, rounds: int | None = None) -> pd.Series[Any]:
+        """Returns the values of the metric ``measure`` of which :meth:`last` is the mean."""
         rows = self.evaluations(measure)
         rows = rows.iloc[-10:] if rounds is None else rows[rows["round"] > self.rows["round"].max() - rounds]
-        return float(rows["value"].mean())
+        return rows["value"]
 
     def first_to_reach(self, target: float, measure: Measure) -> pd.Series[Any] | None:
         """Returns the row of metrics.csv of the first evaluation in which the metric ``measure`` was ``target`` or

@@ -18,7 +18,7 @@ from reproducing import costs, measure, published
 from reproducing.accounting import gflops_of_a_round
 from reproducing.costs import Costs
 from reproducing.measure import frame, measured
-from reproducing.pictures import curves
+from reproducing.pictures import curves, picture
 from reproducing.provenance import made_by, sentence
 from reproducing.published import read_table
 from reproducing.report import text_of
@@ -297,6 +297,25 @@ def test_curves_of_the_runs(mine):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg", "fedprox (1 of 1 diverged)"]
     assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([10, 40, 50])
     assert curves(read, measured(read, mine / "nowhere", 1)) is None
+
+
+def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
+    write_run(runs / "fedavg/seed-1", [0.2, 0.3, 0.6])
+    table = {"title": "T", "measure": "last", "seeds": 2, "rows": ["fedavg"], "smoothing": 0.5, "boxes": True}
+    (mine / "experiments/paper/published/box.yaml").write_text(
+        yaml.safe_dump(table | {"columns": {"a": {"experiment": "paper/small"}}})
+    )
+    read = read_table("paper/box")
+    (one,) = measured(read, mine / "runs", 2)
+    assert sorted(one.spread) == pytest.approx([10, 20, 30, 40, 50, 60])
+    (axes,) = curves(read, [one]).axes
+    # (0.1, 0.25, 0.375) and (0.2, 0.25, 0.425) on average
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([15, 25, 40])
+    (axes,) = picture(read, [one]).axes
+    assert "boxes: last rounds of all runs" in axes.get_xlabel()
+    assert any(list(line.get_xdata()) == pytest.approx([35, 35]) for line in axes.get_lines())
 
 
 def test_a_damaged_run_is_named(mine, capsys):
