@@ -23,6 +23,7 @@ from fedray.experiment.experiment import Experiment
 from fedray.tracking.columns import DIAGNOSTICS
 from fedray.tracking.costs import bytes_per_client, flops_of_round
 from fedray.tracking.diagnostics import Measured
+from fedray.tracking.folder import LOCAL
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY
 from fedray.util.files import room_for
@@ -175,7 +176,7 @@ class LocalModels(Observer):
         if result.number not in run.local_models_in:
             return
         for client in run.local_models_of:
-            name = f"local/round-{result.number:08}/client-{client}.safetensors"
+            name = f"{LOCAL}/round-{result.number:08}/client-{client}.safetensors"
             if client in result.models:
                 self.save(self.layout.model(torch.from_numpy(result.models[client])), name)
             else:

@@ -11,7 +11,7 @@ from typing import Any
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
 from fedray.remote.fetching import as_path
-from fedray.tracking.folder import INPUTS, UNRECORDED
+from fedray.tracking.folder import INPUTS, LOCAL, UNRECORDED
 from fedray.tracking.records import check_file
 
 KEYS = (
@@ -65,7 +65,9 @@ def request_of(
     if not path.exists():
         raise UserError(f"there is no run folder or file {target}")
     file = path / "model.safetensors" if path.is_dir() else path
-    recorded = file.parent / "config.yaml"
+    # a client's model of a round is in RUN/local/ROUND
+    run = file.parents[2] if file.parent.parent.name == LOCAL else file.parent
+    recorded = run / "config.yaml"
     if path.is_dir() and not recorded.exists():
         raise UserError(f"{target} is not the folder of a run: it has no config.yaml")
     if not file.exists():
@@ -83,7 +85,7 @@ def request_of(
         raise UserError(f"{target}: say on which data, for example data.source=mnist")
     if "model" not in objects and "model.name" not in settings:
         raise UserError(f"{target}: say which model it is, for example model.name=lenet5")
-    inputs, names = ({}, []) if base is not None else _inputs_and_classes(file.parent)
+    inputs, names = ({}, []) if base is not None else _inputs_and_classes(run)
     same = values.get("data.source") == config.data.source and "data" not in objects
     return Request(file, config, notes, inputs if same else {}, names)
 

@@ -49,6 +49,9 @@ INPUTS = "inputs.json"
 """The file with the digests of everything that a run depends on in addition to its configuration
 (:mod:`fedray.experiment.inputs`)."""
 
+LOCAL = "local"
+"""The folder with clients' models before they are averaged, which has a folder for each round."""
+
 Status = Literal["new", "unfinished", "finished"]
 
 

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 from small_runs import run
 
-from fedray import UserError
+from fedray import UserError, evaluate
+from fedray.testing.contracts import small_source
 
 PICKLED = {"engine__kind": "fedray.testing.pickling:PicklingPool"}
 
@@ -28,6 +29,14 @@ def test_their_mean_is_the_model_of_the_round(tmp_path, keys):
         local = torch.stack([model[name] for model in models])
         torch.testing.assert_close(local.double().mean(0).float(), value)
         assert not torch.equal(local[0], local[1])
+
+
+def test_one_can_be_evaluated(tmp_path):
+    found = run(tmp_path, run__rounds=2, run__local_models_of=[0], run__local_models_in=[2], train__cohort_size=None)
+    (file,) = (found.folder / "local").rglob("*.safetensors")
+    local, whole = (evaluate(path, data=small_source()).metrics for path in (file, found.folder))
+    assert local.keys() == whole.keys()
+    assert local != whole
 
 
 def test_a_client_that_did_not_take_part_is_told(tmp_path):
