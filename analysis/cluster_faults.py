@@ -37,7 +37,8 @@ WORDS = ("no answer", "died", "lost", "are left", "failed", "status ", "error", 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run: what happened to it and what it took. ``event_seconds`` are those of the event itself."""
+    """One run: what happened to it and what it took. ``seconds`` are counted from the end of the first round, because
+    starting takes more or less long anyway, and ``event_seconds`` are those of the event itself."""
 
     event: str
     algorithm: str
@@ -72,7 +73,8 @@ def outcome(name: str, event: Event, algorithm: str, hosts: Hosts, output: Path,
     )
     said = [line for _, line in run.lines if any(word in line for word in WORDS)]
     return Outcome(
-        name, algorithm, code, str(summary.get("model_sha256")), round(run.seconds, 1), round(spent, 1),
+        name, algorithm, code, str(summary.get("model_sha256")), round(run.seconds - run.first_round(), 1),
+        round(spent, 1),
         round(run.longest_silence(), 1), str(summary.get("status")), hosts.left(), (said or [""])[0][:300],
     )  # fmt: skip
 

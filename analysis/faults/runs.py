@@ -73,6 +73,10 @@ class Run:
         self.seconds = time.monotonic() - self.began
         return code
 
+    def first_round(self) -> float:
+        """The seconds after which the first line about a round was printed; 0 if none was."""
+        return next((at for at, line in self.lines if line.startswith("round ")), 0.0)
+
     def longest_silence(self) -> float:
         times = [0.0, *(at for at, _ in self.lines), self.seconds]
         return max(after - before for before, after in itertools.pairwise(times))
