@@ -4,10 +4,11 @@
     python analysis/cluster_faults.py OUTPUT --times 1 --only "cut 20 s"
 
 The hosts are what the script in $FEDRAY_TEST_HOSTS makes (`up N`, `ssh I COMMAND`, `cut I`, `mend I`, `down`); the
-program in $FEDRAY_DELAY_WIRE delays and loses what goes to one of them. Takes root and fedray's `test`
-extra. One row for each run is added to OUTPUT/faults.csv at once, and the same command goes on where it was stopped.
-OUTPUT/faults.md sums them up: whether the bits are those of the undisturbed run, how many seconds a run took longer
-(less those of the event itself), for how long no line was printed, and what was left.
+program in $FEDRAY_DELAY_WIRE delays and loses what goes to one of them. $FEDRAY_TEST_NETWORK and
+$FEDRAY_TEST_NAMESPACE say what the hosts are called, so that several such programs can work at once. Takes root and
+fedray's `test` extra. One row for each run is added to OUTPUT/faults.csv at once, and the same command goes on where it
+was stopped. OUTPUT/faults.md sums them up: whether the bits are those of the undisturbed run, how many seconds a run
+took longer (less those of the event itself), for how long no line was printed, and what was left.
 """
 
 from __future__ import annotations

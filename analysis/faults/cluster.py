@@ -16,8 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HOSTS = HEAD, OTHER, VICTIM = 1, 2, 3
 PORT, STORAGE_PORT = 6379, 5055
-HERE = "10.77.0.1"
-"""The address of this machine, as the hosts see it."""
+NETWORK = os.environ.get("FEDRAY_TEST_NETWORK", "10.77.0")
+"""The beginning of the hosts' addresses: that of this machine is NETWORK.1, and that of host 3 is NETWORK.13."""
+
+NAMESPACE = os.environ.get("FEDRAY_TEST_NAMESPACE", "th")
+"""The beginning of the names of the hosts' network namespaces, which a number follows."""
+
+HERE = f"{NETWORK}.1"
 
 DISK = 96 << 20
 """The bytes of a host's disk for clients' states."""
@@ -36,7 +41,7 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self.script, self.folder = os.environ["FEDRAY_TEST_HOSTS"], folder / "hosts"
         self.environment = os.environ | {"TEST_HOSTS_DIR": str(self.folder)}
-        self.address = f"10.77.0.1{HEAD}"
+        self.address = address_of(HEAD)
         self.disks = {host: folder / "disks" / str(host) for host in HOSTS}
         self.nodes: dict[int, str] = {}
         for disk in self.disks.values():
@@ -81,7 +86,7 @@ class Hosts:
         where = f"--address={self.address}:{PORT}"
         if host == HEAD:
             where = f"--head --port={PORT} --include-dashboard=false"
-        self.ssh(host, f"{prefix} ray start {where} --num-cpus=1 --node-ip-address=10.77.0.1{host}")
+        self.ssh(host, f"{prefix} ray start {where} --num-cpus=1 --node-ip-address={address_of(host)}")
 
     def stop(self) -> None:
         for host in HOSTS:
@@ -103,6 +108,10 @@ class Hosts:
             if folders := list(disk.glob("fedray-*")):
                 found.append(f"{len(folders)} folders on host{host}")
         return "; ".join(found)
+
+
+def address_of(host: int) -> str:
+    return f"{NETWORK}.1{host}"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from faults.cluster import HEAD, HOSTS, ROOT, VICTIM, Hosts, ObjectStorage, full
+from faults.cluster import HEAD, HOSTS, NAMESPACE, ROOT, VICTIM, Hosts, ObjectStorage, full
 from faults.runs import Run
 
 ALL = dict.fromkeys(HOSTS, "")
@@ -87,7 +87,9 @@ def joined(hosts: Hosts, run: Run) -> float:
 
 def delayed(hosts: Hosts, run: Run) -> float:
     """Everything between one host and the others takes 50 ms, and one packet of a hundred is lost."""
-    wire = subprocess.Popen([os.environ["FEDRAY_DELAY_WIRE"], f"th{VICTIM}", "50", "0.01"], stdout=subprocess.DEVNULL)
+    wire = subprocess.Popen(
+        [os.environ["FEDRAY_DELAY_WIRE"], f"{NAMESPACE}{VICTIM}", "50", "0.01"], stdout=subprocess.DEVNULL
+    )
     run.process.wait(400)
     wire.terminate()
     wire.wait(30)
