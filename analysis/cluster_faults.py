@@ -61,7 +61,7 @@ def outcome(name: str, event: Event, algorithm: str, hosts: Hosts, output: Path,
     folder.mkdir(exist_ok=True)
     where = f"{event.output}-{algorithm}-{number}" if event.output else str(folder)
     run = Run(hosts, folder, where, [f"algorithm.name={algorithm}"])
-    run.wait_for_round(random.randint(5, 20))
+    run.wait_for_round(random.randint(5, 18))
     time.sleep(random.uniform(0, 1))
     spent = event.happen(hosts, run)
     code = run.wait()

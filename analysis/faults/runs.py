@@ -16,7 +16,7 @@ from faults.cluster import HEAD, ROOT, Hosts
 
 SETTINGS = [
     "data.source=sample", "data.clients=60", "model.name=mlp", "model.hidden=[256]", "train.cohort_size=24",
-    "train.local_steps=15", "run.rounds=40", "run.eval_every=10", "run.checkpoint_every=5", "run.name=run",
+    "train.local_steps=10", "run.rounds=30", "run.eval_every=10", "run.checkpoint_every=5", "run.name=run",
     f"task.loss={ROOT}/analysis/faults/paced.py:cross_entropy",
     "run.log_clients=false", "engine.vectorize=false", "engine.compile=false", "engine.cpus_per_actor=1",
 ]  # fmt: skip
