@@ -75,7 +75,7 @@ class Costs:
         return TableCost(seeds * len(each), done, hours * (self.slowness or 1.0), at_most)
 
     def _runs(self, cell: Cell, seeds: int, folder: Path | None = None) -> Iterator[Path]:
-        return ((folder or self.folder) / cell.name / f"seed-{seed}" for seed in range(seeds))
+        return ((folder or self.folder) / cell.name / f"seed-{seed}" for seed in cell.seeds(seeds))
 
     def _of_a_round(self, cell: Cell) -> tuple[float, int]:
         """Returns the hours that a round of a cell was measured to take, and how many rounds its runs have."""

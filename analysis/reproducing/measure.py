@@ -100,7 +100,7 @@ def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[Reco
 
 
 def _ended(cell: Cell, folder: Path, seeds: int) -> list[Path]:
-    runs = [folder / f"{cell.name}/seed-{seed}" for seed in range(seeds)]
+    runs = [folder / f"{cell.name}/seed-{seed}" for seed in cell.seeds(seeds)]
     return [run for run in runs if is_finished(run)]
 
 

@@ -36,6 +36,7 @@ class ColumnConfig(Section):
     settings: dict[str, Any] = Field({}, alias="with", description="keys that differ from the file's")
     round: Whole | None = Field(None, ge=1, description="at_round: the round whose accuracy is meant")
     published: list[Real | Literal["diverged", "never"] | None] | None = Field(None, description="a value for each row")
+    seeds: list[Whole] | None = Field(None, description="the seeds of its runs, in place of 0, 1, 2 and so on")
 
 
 class RowConfig(Section):
@@ -73,7 +74,8 @@ class Planned:
 @dataclass(frozen=True, eq=False)
 class Cell:
     """A cell of a table: its row and column, the published value (None if there is none), and the experiment's file,
-    with the keys that the row and the column set. ``of`` says which accuracy it has."""
+    with the keys that the row and the column set. ``of`` says which accuracy it has, and ``chosen_seeds`` from which
+    seeds its runs are, if not from 0, 1, 2 and so on."""
 
     row: str
     column: str
@@ -82,6 +84,11 @@ class Cell:
     settings: Mapping[str, Any]
     round: int | None
     of: Of
+    chosen_seeds: Sequence[int] = ()
+
+    def seeds(self, count: int) -> list[int]:
+        """Returns the seeds of its first ``count`` runs."""
+        return list(self.chosen_seeds or range(count))[:count]
 
     @property
     def name(self) -> str:
@@ -95,9 +102,9 @@ class Cell:
         return load(self.file, [f"{key}={_text(value)}" for key, value in {**self.settings, **more}.items()])
 
     def planned(self, seeds: int, more: Mapping[str, Any]) -> list[Planned]:
-        """Returns its runs, with the seeds 0 to ``seeds`` - 1, by which data are partitioned as well."""
+        """Returns its runs with so many ``seeds``, by which data are partitioned as well."""
         found = []
-        for seed in range(seeds):
+        for seed in self.seeds(seeds):
             config = self.config({**more, "run.seed": seed, "data.seed": seed})
             values = config.model_dump(mode="json", exclude_unset=True, exclude={"for_algorithm"})
             found.append(Planned(f"{self.name}/seed-{seed}", flat(values)))
@@ -145,7 +152,7 @@ def read_table(name: str) -> PublishedTable:
         file = EXPERIMENTS / f"{of.experiment}.yaml"
         for (name_of_row, row), published in zip(rows.items(), values, strict=True):
             settings = {**flat(expand(of.settings)), **flat(expand(row.settings))}
-            cell = Cell(name_of_row, column, published, file, settings, of.round, row.of or said.of)
+            cell = Cell(name_of_row, column, published, file, settings, of.round, row.of or said.of, of.seeds or ())
             cells.append(_until_target(cell) if said.measure in UNTIL_TARGET and said.of == "test" else cell)
     return PublishedTable(
         name, said.title, said.measure, said.seeds, said.over_runs, list(rows), list(said.columns), cells, said.notes,

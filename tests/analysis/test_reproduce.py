@@ -299,6 +299,20 @@ def test_curves_of_the_runs(mine):
     assert curves(read, measured(read, mine / "nowhere", 1)) is None
 
 
+def test_a_column_may_name_its_seeds(mine):
+    column = {"experiment": "paper/small", "seeds": [4, 7]}
+    table = {"title": "T", "measure": "final", "seeds": 2, "rows": ["fedavg"], "columns": {"a": column}}
+    (mine / "experiments/paper/published/chosen.yaml").write_text(yaml.safe_dump(table))
+    write_run(mine / "runs/paper/small/fedavg/seed-7", [0.1, 0.5])
+    read = read_table("paper/chosen")
+    (cell,) = read.cells
+    planned = cell.planned(2, {})
+    assert [run.folder.rpartition("/")[2] for run in planned] == ["seed-4", "seed-7"]
+    assert [run.settings["data.seed"] for run in planned] == [4, 7]
+    (one,) = measured(read, mine / "runs", 2)
+    assert (one.value, len(one.runs)) == (50, 1)
+
+
 def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):
     runs = mine / "runs/paper/small"
     write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
