@@ -135,6 +135,18 @@ def test_one_that_takes_too_long(scene, idle):
     assert "result" in scene.sent
 
 
+def test_what_waits_behind_a_task_that_is_late_is_done_elsewhere_too(scene):
+    """In the time that both should take."""
+    scene.members[0].learn(100.0, 5.0)
+    scene.sent["next"] = Sent(scene.members[0], phase_task(2), 1, at=scene.now)
+    scene.pass_time(13, answers=True, idle=True)
+    assert [sent.number for sent in scene.repeated] == [0]
+    scene.pass_time(8, answers=True, idle=True)
+    assert [sent.number for sent in scene.repeated] == [0]
+    scene.pass_time(2, answers=True, idle=True)
+    assert [sent.number for sent in scene.repeated] == [0, 1]
+
+
 def test_a_line_comes_every_ten_seconds_while_something_is_late(scene):
     scene.members[0].learn(100.0, 15.0)
     scene.pass_time(30, answers=True)

@@ -21,6 +21,11 @@ LOOK_SECONDS = 5.0
 """The shortest time between two looks at the size of the cluster."""
 
 
+REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 80.0
+"""How long an actor gets no task that could not fetch the data of one: at first, and at most. After a cable was out,
+some connections are dead for minutes, of which only one end knows."""
+
+
 @dataclass(eq=False)
 class Member:
     """A client actor of a run. ``actor`` is Ray's handle of it, ``node`` Ray's name of its node, ``host`` the node's
@@ -28,7 +33,8 @@ class Member:
 
     ``samples`` counts the samples of its tasks, and ``seconds`` how long they took; each new task halves the weight of
     the older ones. ``heard`` is the time of its last sign of life, and ``silent`` is true if this is so long ago that
-    it gets no tasks. ``answers_lost`` counts the results in a row that were lost on their way.
+    it gets no tasks. ``answers_lost`` counts the results in a row that were lost on their way. ``rests`` counts the
+    tasks in a row for which it could not fetch the data, and ``rests_until`` is the time until which it gets no other.
     """
 
     actor: Any
@@ -40,6 +46,13 @@ class Member:
     heard: float = 0.0
     silent: bool = False
     answers_lost: int = 0
+    rests: int = 0
+    rests_until: float = 0.0
+
+    def rest(self) -> None:
+        """Gives it no task for a while, twice as long each time, because its connection to other nodes fails."""
+        self.rests_until = time.monotonic() + min(REST_SECONDS * 2**self.rests, LONGEST_REST_SECONDS)
+        self.rests += 1
 
     @property
     def speed(self) -> float | None:

@@ -18,7 +18,7 @@ from fedray.engine.ray.client_actor import ASKED
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, SAY_SECONDS, living_nodes
 from fedray.engine.ray.node_actor import NodeActor
 from fedray.engine.state.states import ENDING_SECONDS, StateFile, StateFolder
-from fedray.engine.tasks import Handle
+from fedray.engine.tasks import Handle, Task
 from fedray.errors import StateLost
 from fedray.experiment.experiment import Experiment
 
@@ -197,3 +197,9 @@ class OtherNodes:
                 said = time.monotonic()
                 line = f"no answer from {self._hosts[node]} for {said - heard:.0f} s; waiting for clients' states there"
                 self.say(line)
+
+
+def files_of(task: Task) -> list[StateFile]:
+    """Returns the files with clients' states, and with models that clients have received, that ``task`` needs."""
+    handles = [*getattr(task, "states", ()), *getattr(task, "received", ())]
+    return [handle for handle in handles if isinstance(handle, StateFile)]

@@ -20,7 +20,7 @@ from fedray.core.vectors import Vector
 from fedray.engine.pool import Region
 from fedray.engine.ray.actors import Actors, Member, cause_of
 from fedray.engine.ray.host_sums import HostSums, inline_bytes
-from fedray.engine.ray.other_nodes import OtherNodes
+from fedray.engine.ray.other_nodes import OtherNodes, files_of
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.ray.watch import Sent, Watch, work_of
 from fedray.engine.state.packing import Enclosed, Packed
@@ -84,6 +84,8 @@ class RayPool:
         self._looked = 0.0
         # when each node's actors gave their last sign of life, also those that are gone
         self._heard: dict[str, float] = {}
+        # how often in a row the data of a task could not be fetched
+        self._unreached: Counter[int] = Counter()
         # references to copies in Ray's store of files of this node, for the tasks of one phase
         self._copies: dict[Any, Any] = {}
         self.actors.await_all()
@@ -109,7 +111,12 @@ class RayPool:
         ]
 
     def _active(self) -> list[Member]:
-        return [member for member in self.actors.alive if not member.silent]
+        """Returns the actors that get tasks."""
+        answering, now = [member for member in self.actors.alive if not member.silent], time.monotonic()
+        return [member for member in answering if member.rests_until <= now] or answering
+
+    def _answering_nodes(self) -> set[str]:
+        return {member.node for member in self.actors.alive if not member.silent}
 
     @property
     def task_fraction(self) -> float:
@@ -141,7 +148,7 @@ class RayPool:
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         self._copies = {}
         self._queue, self._left = deque(tasks), set(map(id, tasks))
-        self._repeated, self._losses = set(), Counter()
+        self._repeated, self._losses, self._unreached = set(), Counter(), Counter()
         self._sums.clear()
         self.actors.follow_cluster()
         while self._left or self._sums.pending:
@@ -177,11 +184,7 @@ class RayPool:
             if isinstance(error.cause, Unreachable):
                 self._again(sent)
                 if wanted:
-                    there = " and ".join(self.nodes.hosts_of(_files_of(task))) or "a host"
-                    self._watch.say_once(
-                        f"{there} to {member.host}",
-                        f"no answer from {there} to {member.host}; doing {work_of([task])} again until there is one",
-                    )
+                    self._not_fetched(sent)
             elif wanted:
                 raise cause_of(error, member) from None
             return
@@ -211,6 +214,20 @@ class RayPool:
                 return
         yield task, result
 
+    def _not_fetched(self, sent: Sent) -> None:
+        """Notes that the data of a task could not be fetched. Raises :class:`StateLost` if that happens again, and it
+        is time to give the clients' states up."""
+        task, member, files = sent.task, sent.member, files_of(sent.task)
+        there = f"no answer from {' and '.join(self.nodes.hosts_of(files)) or 'a host'} to {member.host}"
+        self._watch.say_once(there, f"{there}; doing {work_of([task])} again until there is one")
+        elsewhere = {file.node for file in files} - {self.nodes.here.node, member.node}
+        if elsewhere <= self._answering_nodes():
+            # its own connections, or those to nodes that answer the server, fail
+            member.rest()
+            self._unreached[id(task)] += 1
+            for node in elsewhere if self._unreached[id(task)] > 1 else ():
+                self.nodes.check(node, sent.at)
+
     def _ask_for_sums(self) -> None:
         """Asks for the sum of each node whose actors have nothing more to do in this phase."""
         if not self._sums.groups or self._queue:
@@ -218,9 +235,8 @@ class RayPool:
         busy = {sent.member.node for sent in self._sent.values() if id(sent.task) in self._left}
         for node in self._sums.groups.keys() - busy:
             self._sums.ask(node)
-            for member in self.actors.alive:
-                if member.node == node:
-                    member.heard = time.monotonic()
+            for member in (each for each in self.actors.alive if each.node == node):
+                member.heard = time.monotonic()
 
     def _summed(self, reference: Any) -> Iterator[tuple[Any, Any]]:
         """Yields the tasks and results of a node whose sum has come, or has the tasks done again if it was lost."""
@@ -272,7 +288,7 @@ class RayPool:
         self._looked = now
         owing = {sent.member for sent in self._sent.values()}
         self._watch.look(idle=not self._queue and len(owing) < len(self._active()))
-        answering = {member.node for member in self._active()}
+        answering = self._answering_nodes()
         limit = self.experiment.config.engine.answer_timeout
         late = {*self._sums.late(limit), *(r for r, group in self._sums.coming.items() if group.node not in answering)}
         for reference in late:
@@ -283,12 +299,11 @@ class RayPool:
     def _check_states(self) -> None:
         """Raises :class:`StateLost` if a task waits for clients' states on a node that has been silent for so long that
         it is given up."""
-        active = {member.node for member in self._active()}
         for member in self.actors.alive:
             self._heard[member.node] = max(member.heard, self._heard.get(member.node, 0.0))
-        silent = self._heard.keys() - active - {self.nodes.here.node}
+        silent = self._heard.keys() - self._answering_nodes() - {self.nodes.here.node}
         waiting = [*self._queue, *(sent.task for sent in self._sent.values() if id(sent.task) in self._left)]
-        for node in silent & {file.node for task in waiting for file in _files_of(task)} if silent else ():
+        for node in silent & {file.node for task in waiting for file in files_of(task)} if silent else ():
             self.nodes.check(node, self._heard[node], asks=True)
 
     def start_over(self) -> None:
@@ -296,7 +311,7 @@ class RayPool:
         are being done, or the clients' states on other nodes."""
         self._left, self._owners = set(), {}
         self._sums.clear()
-        self.nodes.clear({member.node for member in self._active()})
+        self.nodes.clear(self._answering_nodes())
 
     def settle(self) -> None:
         # an actor returns a result only after it has written the files
@@ -381,13 +396,6 @@ class RayPool:
         self.nodes.drop(handles)
 
     def close(self) -> None:
-        answering = {member.node for member in self._active()}
-        silent = {member.node for member in self.actors.alive} - answering
+        silent = {member.node for member in self.actors.alive} - self._answering_nodes()
         self.actors.close()
         self.nodes.close(silent)
-
-
-def _files_of(task: Task) -> list[StateFile]:
-    """Returns the files with clients' states, and with models that clients have received, that ``task`` needs."""
-    handles = [*getattr(task, "states", ()), *getattr(task, "received", ())]
-    return [handle for handle in handles if isinstance(handle, StateFile)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -44,13 +45,12 @@ class Sent:
     missing: float | None = None
     elsewhere: bool = False
 
-    def overdue(self, now: float) -> float:
-        """Returns for how many seconds the task has taken longer than twice the time that was expected, or a number
-        below zero."""
+    def expected(self) -> float:
+        """Returns how many seconds the task should take, or infinity if that is not known."""
         speed = self.member.speed
         if speed is None or not isinstance(self.task, PhaseTask) or self.task.phase:
-            return -1.0
-        return now - self.at - 2 * self.task.work / speed
+            return math.inf
+        return self.task.work / speed
 
 
 def work_of(tasks: Sequence[Task]) -> str:
@@ -58,6 +58,17 @@ def work_of(tasks: Sequence[Task]) -> str:
     clients = sum(len(task.ids) for task in tasks if not isinstance(task, EvalTask))
     found = [f"{clients} client{'s' if clients > 1 else ''}"] if clients else []
     return " and ".join([*found, *(["an evaluation"] if any(isinstance(task, EvalTask) for task in tasks) else [])])
+
+
+def overdue(owed: Sequence[Sent], now: float, by: float = 0.0) -> list[Sent]:
+    """Returns those of the tasks ``owed`` by one actor that take more than ``by`` seconds longer than twice the time
+    that was expected of them and of those before them, which the actor does first."""
+    expected, found = 0.0, []
+    for sent in owed:
+        expected += sent.expected()
+        if now - owed[0].at - 2 * expected > by:
+            found.append(sent)
+    return found
 
 
 class Watch:
@@ -90,7 +101,7 @@ class Watch:
 
     def arrived(self, member: Member) -> None:
         """Notes that a result of ``member`` has come."""
-        self._arrived, member.answers_lost = time.monotonic(), 0
+        self._arrived, member.answers_lost, member.rests = time.monotonic(), 0, 0
         self._heard(member)
 
     def _heard(self, member: Member) -> None:
@@ -180,10 +191,10 @@ class Watch:
             if member.answers_lost > 1:
                 self.lost(member)
                 return
-        late = [
-            sent for sent in owed[:1] if not lost and not sent.elsewhere and idle and sent.overdue(now) >= LATE_SECONDS
-        ]
+        late = overdue(owed, now, LATE_SECONDS) if idle and not lost else []
         for sent in late:
+            if sent.elsewhere:
+                continue
             seconds = now - sent.at
             self.say_once(
                 f"late {member.host}",
@@ -209,7 +220,7 @@ class Watch:
                 going = f"waiting for {work_of(tasks)}" if tasks else "going on without it"
                 self.say(f"no answer from {host} for {silence:.0f} s; {going}")
         waited = now - self._arrived
-        is_late = any(sent.overdue(now) > 0 for sent in self.sent.values())
+        is_late = any(overdue(self._owed(member), now) for member in {sent.member for sent in self.sent.values()})
         pause = SAY_SECONDS if is_late else CALM_SECONDS
         if not quiet and self.sent and waited >= pause and now - self._said.get("", 0.0) >= pause:
             self._said[""] = now
