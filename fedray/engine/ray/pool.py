@@ -80,8 +80,7 @@ class RayPool:
         self._numbers = itertools.count()
         # the nodes that the numbers of regions stand for
         self._regions: list[str] = [""]
-        self._published = 0
-        self._looked = 0.0
+        self._published, self._looked = 0, 0.0
         # when each node's actors gave their last sign of life, also those that are gone
         self._heard: dict[str, float] = {}
         # how often in a row the data of a task could not be fetched
