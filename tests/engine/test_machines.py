@@ -50,9 +50,17 @@ def sound(host: str = "host1") -> Facts:
     }  # fmt: skip
 
 
+class InSeconds(int):
+    """A time in so many seconds from now, which the name of a test does not depend on."""
+
+    def text(self) -> str:
+        return f"{time.time() + self:.0f}"
+
+
 def changed(path: str, value: Any, host: str = "host1") -> Facts:
     """A sound machine of which one fact is another: ``cpus.slurm``, say."""
     found: Any = sound(host)
+    value = value.text() if isinstance(value, InSeconds) else value
     *parents, last = path.split(".")
     place = found
     for name in parents:
@@ -89,7 +97,7 @@ PORT = {"program": "raylet", "address": "::", "port": 4000, "token": False, "met
         ("access.1.others", "rw", "other users can change temporary files (/tmp)", "chmod o-w /tmp"),
         ("ports", [PORT], "because Ray asks for no token (raylet)", "RAY_AUTH_MODE=token"),
         ("ports", [{**PORT, "token": True, "metrics": True}], "Ray's metrics (raylet at 4000)", "METRIC_PORT=-1"),
-        ("slurm.SLURM_JOB_END_TIME", f"{time.time() + 130:.0f}", "Slurm ends this job in ", "--time"),
+        ("slurm.SLURM_JOB_END_TIME", InSeconds(130), "Slurm ends this job in ", "--time"),
     ],
 )  # fmt: skip
 def test_what_would_go_wrong(path: str, value: Any, trouble: str, remedy: str) -> None:
@@ -109,7 +117,7 @@ def test_what_would_go_wrong(path: str, value: Any, trouble: str, remedy: str) -
         ("ports", [{**PORT, "token": True}]),
         ("access.1.others", "r"),
         ("disks.2.system", "nfs4"),
-        ("slurm.SLURM_JOB_END_TIME", f"{time.time() + 3600:.0f}"),
+        ("slurm.SLURM_JOB_END_TIME", InSeconds(3600)),
     ],
 )
 def test_what_would_not(path: str, value: Any) -> None:
