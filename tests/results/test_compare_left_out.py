@@ -64,7 +64,7 @@ def test_folders_that_cannot_be_compared_are_named_and_left_out(runs):
         ("metrics.csv", lambda lines: lines + lines[-1:], "it does not have each of the 6 rounds once"),
         ("metrics.csv", lambda lines: [], "Empty CSV file"),
         # several columns, of which any may be named
-        ("metrics.csv", lambda lines: [*lines[:-1], lines[-1].replace("0.", "x.")], "CSV conversion error"),
+        ("metrics.csv", lambda lines: [*lines[:-1], lines[-1].replace("0.", "x.")], "In CSV column #"),
         ("summary.json", lambda lines: [], "Expecting value: line 1 column 1"),
         ("summary.json", lambda lines: ["[]"], "it does not hold status"),
         ("config.yaml", lambda lines: [], "it lacks run, algorithm, data, model, train, engine"),

@@ -45,7 +45,7 @@ def test_the_table_has_what_was_set_and_what_the_algorithms_take(columns, tmp_pa
     two = {"run.name": "two", "algorithm.name": "fedprox", "train.lr": 0.1}
     simulate(shared | two, data=small_source())
     found, metrics = columns()
-    assert found == {*BASE, "algorithm.name", "algorithm.mu", "train.lr"}
+    assert found == {*BASE, "algorithm.name", "algorithm.mu", "algorithm.anchor", "train.lr"}
     assert {"final/final_accuracy", "accuracy/test"} <= metrics
 
 
