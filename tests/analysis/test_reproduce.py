@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from published_tables import ASKED, EXPERIMENT, write_run
 from reproduce import main
-from reproducing import costs, measure, published
+from reproducing import measure, published
 from reproducing.accounting import gflops_of_a_round
 from reproducing.costs import Costs
 from reproducing.measure import frame, measured
-from reproducing.pictures import curves, picture
 from reproducing.provenance import made_by, sentence
 from reproducing.published import read_table
 from reproducing.report import text_of
@@ -26,40 +26,6 @@ from reproducing.report import text_of
 import fedray
 from fedray.errors import UserError
 from fedray.results.runs import read_run
-
-ASKED = {"command": "python analysis/reproduce.py x", "seeds": 2}
-
-
-EXPERIMENT = {
-    "data": {"source": "sample", "clients": 6}, "model.name": "logistic", "algorithm.name": "fedavg",
-    "train": {"cohort_size": 3, "local_steps": 3, "lr": 0.05},
-    "run": {"rounds": 20, "targets": [0.3], "eval_train_samples": 100, "output": "runs/x", "checkpoint_every": 0},
-    "for_algorithm": {"fedprox": {"algorithm.mu": 0.5}},
-}  # fmt: skip
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch) -> Path:
-    """A folder with an experiment, three tables of it, and what it costs."""
-    folder = tmp_path / "experiments"
-    (folder / "paper/published").mkdir(parents=True)
-    (folder / "paper/small.yaml").write_text(yaml.safe_dump(EXPERIMENT))
-    (folder / "costs.csv").write_text("experiment,cohort,local_steps,rounds,hours_per_run\npaper/small,3,3,20,0.5\n")
-    column = {"experiment": "paper/small", "published": [4, 8]}
-    for name, unit, columns in (
-        ("rounds", "rounds", {"a": column, "b": column | {"with": {"train.lr": 0.1}}}),
-        ("ratio", "ratio", {"a": column}),
-        ("sent", "gib_sent", {"a": column}),
-        ("accuracy", "final", {"a": column | {"published": [50, None]}}),
-        ("steps", "final", {"a": {"experiment": "paper/small", "with": {"train.local_steps": 6}}}),
-    ):
-        table = {"title": f"Paper, {name}", "measure": unit, "seeds": 2, "rows": ["fedavg", "fedprox"]}
-        table |= {"of": "train"} if unit == "final" else {}
-        (folder / f"paper/published/{name}.yaml").write_text(yaml.safe_dump(table | {"columns": columns}))
-    for module in (published, costs):
-        monkeypatch.setattr(module, "EXPERIMENTS", folder)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.slow
@@ -177,20 +143,6 @@ def test_quick_runs_are_kept_apart(mine, ray_cluster):
     assert (made["command"], made["seeds"]) == ("python analysis/reproduce.py paper/accuracy --quick", 1)
 
 
-def write_run(folder: Path, accuracies: list[float], status: str = "completed", **columns: float) -> None:
-    """A run folder as far as it is read here: an evaluation in each round."""
-    folder.mkdir(parents=True)
-    summary = {"status": status, "rounds": len(accuracies), "versions": {}}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    config = {"run": {"rounds": len(accuracies), "targets": [0.3]}, "engine": {"portable_bits": False}}
-    config |= {section: {} for section in ("algorithm", "data", "model", "train")}
-    (folder / "config.yaml").write_text(json.dumps(config))
-    rounds = np.arange(1, len(accuracies) + 1)
-    rows = {"round": rounds, "iterations": rounds, "cohort_size": 3, "bytes_down": rounds, "bytes_up": rounds}
-    rows |= {"flops": 1.0 * rounds, "round_seconds": 1.0, "wall_seconds": 1.0 * rounds, "test_accuracy": accuracies}
-    pd.DataFrame(rows | columns).to_csv(folder / "metrics.csv", index=False)
-
-
 def test_runs_that_are_missing_or_lost(mine):
     runs = mine / "runs/paper/small"
     write_run(runs / "fedavg_run.stop_at_0.3/seed-0", [0.1, 0.4, 0.5])
@@ -206,20 +158,6 @@ def test_runs_that_are_missing_or_lost(mine):
     text = text_of(table, measured(table, mine / "runs", 2), made_by(ASKED, []))
     assert "| fedavg | > 3, 1 of 2 reached it (4) | not run (4) |" in text
     assert "| fedprox | 1 of 1 diverged, 1 of 2 runs (8) |" in text
-
-
-def test_a_mean_of_rounds_needs_all_runs_to_reach_the_target(mine):
-    runs = mine / "runs/paper/small"
-    for seed, first in enumerate((1, 2, 6)):
-        write_run(runs / f"fedavg_run.stop_at_0.3/seed-{seed}", [0.1] * (first - 1) + [0.4])
-        write_run(runs / f"fedprox_run.stop_at_0.3/seed-{seed}", [0.1] * 3 + [0.4] * (seed > 0))
-    table = replace(read_table("paper/rounds"), over_runs="mean")
-    text = text_of(table, measured(table, mine / "runs", 3), made_by(ASKED, []))
-    assert "Rounds until the target, as means over seeds" in text
-    # Student's t of two degrees of freedom, times the deviation of 1, 2 and 6
-    margin = 4.302653 * np.std([1, 2, 6], ddof=1) / 3**0.5
-    assert f"| fedavg | 3 ± {margin:.2g} (4) |" in text
-    assert "| fedprox | > 3, 2 of 3 reached it (8) |" in text
 
 
 def test_there_is_no_ratio_to_what_was_not_reached(mine):
@@ -280,56 +218,6 @@ def test_a_row_of_another_accuracy_is_named():
     text = text_of(table, measured(table, Path("nowhere"), 3), made_by(ASKED, []))
     assert "Training accuracy at the end in percent" in text
     assert "In the row 'representation model alone, test' it is the test accuracy." in text
-
-
-def test_curves_of_the_runs(mine):
-    """Each column has a panel; columns of the same runs share it. A row whose runs all diverged is named."""
-    runs = mine / "runs/paper/small"
-    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
-    write_run(runs / "fedprox/seed-0", [0.1, 0.2], "diverged")
-    column = {"experiment": "paper/small"}
-    columns = {"1": column | {"round": 1}, "2": column | {"round": 2}, "3": column | {"with": {"train.lr": 0.5}}}
-    table = {"title": "T", "measure": "at_round", "seeds": 1, "rows": ["fedavg", "fedprox"], "columns": columns}
-    (mine / "experiments/paper/published/at.yaml").write_text(yaml.safe_dump(table))
-    read = read_table("paper/at")
-    (axes,) = curves(read, measured(read, mine / "runs", 1)).axes
-    assert axes.get_title(loc="left") == "1 and 2; one seed"
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg", "fedprox (1 of 1 diverged)"]
-    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([10, 40, 50])
-    assert curves(read, measured(read, mine / "nowhere", 1)) is None
-
-
-def test_a_column_may_name_its_seeds(mine):
-    column = {"experiment": "paper/small", "seeds": [4, 7]}
-    table = {"title": "T", "measure": "final", "seeds": 2, "rows": ["fedavg"], "columns": {"a": column}}
-    (mine / "experiments/paper/published/chosen.yaml").write_text(yaml.safe_dump(table))
-    write_run(mine / "runs/paper/small/fedavg/seed-7", [0.1, 0.5])
-    read = read_table("paper/chosen")
-    (cell,) = read.cells
-    planned = cell.planned(2, {})
-    assert [run.folder.rpartition("/")[2] for run in planned] == ["seed-4", "seed-7"]
-    assert [run.settings["data.seed"] for run in planned] == [4, 7]
-    (one,) = measured(read, mine / "runs", 2)
-    assert (one.value, len(one.runs)) == (50, 1)
-
-
-def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):
-    runs = mine / "runs/paper/small"
-    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
-    write_run(runs / "fedavg/seed-1", [0.2, 0.3, 0.6])
-    table = {"title": "T", "measure": "last", "seeds": 2, "rows": ["fedavg"], "smoothing": 0.5, "boxes": True}
-    (mine / "experiments/paper/published/box.yaml").write_text(
-        yaml.safe_dump(table | {"columns": {"a": {"experiment": "paper/small"}}})
-    )
-    read = read_table("paper/box")
-    (one,) = measured(read, mine / "runs", 2)
-    assert sorted(one.spread) == pytest.approx([10, 20, 30, 40, 50, 60])
-    (axes,) = curves(read, [one]).axes
-    # (0.1, 0.25, 0.375) and (0.2, 0.25, 0.425) on average
-    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([15, 25, 40])
-    (axes,) = picture(read, [one]).axes
-    assert "boxes: last rounds of all runs" in axes.get_xlabel()
-    assert any(list(line.get_xdata()) == pytest.approx([35, 35]) for line in axes.get_lines())
 
 
 def test_a_damaged_run_is_named(mine, capsys):

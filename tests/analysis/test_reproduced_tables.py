@@ -1,0 +1,79 @@
+"""Means, curves, boxes and seeds of published tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from published_tables import ASKED, write_run
+from reproducing.measure import measured
+from reproducing.pictures import curves, picture
+from reproducing.provenance import made_by
+from reproducing.published import read_table
+from reproducing.report import text_of
+
+
+def test_a_mean_of_rounds_needs_all_runs_to_reach_the_target(mine):
+    runs = mine / "runs/paper/small"
+    for seed, first in enumerate((1, 2, 6)):
+        write_run(runs / f"fedavg_run.stop_at_0.3/seed-{seed}", [0.1] * (first - 1) + [0.4])
+        write_run(runs / f"fedprox_run.stop_at_0.3/seed-{seed}", [0.1] * 3 + [0.4] * (seed > 0))
+    table = replace(read_table("paper/rounds"), over_runs="mean")
+    text = text_of(table, measured(table, mine / "runs", 3), made_by(ASKED, []))
+    assert "Rounds until the target, as means over seeds" in text
+    # Student's t of two degrees of freedom, times the deviation of 1, 2 and 6
+    margin = 4.302653 * np.std([1, 2, 6], ddof=1) / 3**0.5
+    assert f"| fedavg | 3 ± {margin:.2g} (4) |" in text
+    assert "| fedprox | > 3, 2 of 3 reached it (8) |" in text
+
+
+def test_curves_of_the_runs(mine):
+    """Each column has a panel; columns of the same runs share it. A row whose runs all diverged is named."""
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
+    write_run(runs / "fedprox/seed-0", [0.1, 0.2], "diverged")
+    column = {"experiment": "paper/small"}
+    columns = {"1": column | {"round": 1}, "2": column | {"round": 2}, "3": column | {"with": {"train.lr": 0.5}}}
+    table = {"title": "T", "measure": "at_round", "seeds": 1, "rows": ["fedavg", "fedprox"], "columns": columns}
+    (mine / "experiments/paper/published/at.yaml").write_text(yaml.safe_dump(table))
+    read = read_table("paper/at")
+    (axes,) = curves(read, measured(read, mine / "runs", 1)).axes
+    assert axes.get_title(loc="left") == "1 and 2; one seed"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg", "fedprox (1 of 1 diverged)"]
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([10, 40, 50])
+    assert curves(read, measured(read, mine / "nowhere", 1)) is None
+
+
+def test_a_column_may_name_its_seeds(mine):
+    column = {"experiment": "paper/small", "seeds": [4, 7]}
+    table = {"title": "T", "measure": "final", "seeds": 2, "rows": ["fedavg"], "columns": {"a": column}}
+    (mine / "experiments/paper/published/chosen.yaml").write_text(yaml.safe_dump(table))
+    write_run(mine / "runs/paper/small/fedavg/seed-7", [0.1, 0.5])
+    read = read_table("paper/chosen")
+    (cell,) = read.cells
+    planned = cell.planned(2, {})
+    assert [run.folder.rpartition("/")[2] for run in planned] == ["seed-4", "seed-7"]
+    assert [run.settings["data.seed"] for run in planned] == [4, 7]
+    (one,) = measured(read, mine / "runs", 2)
+    assert (one.value, len(one.runs)) == (50, 1)
+
+
+def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
+    write_run(runs / "fedavg/seed-1", [0.2, 0.3, 0.6])
+    table = {"title": "T", "measure": "last", "seeds": 2, "rows": ["fedavg"], "smoothing": 0.5, "boxes": True}
+    (mine / "experiments/paper/published/box.yaml").write_text(
+        yaml.safe_dump(table | {"columns": {"a": {"experiment": "paper/small"}}})
+    )
+    read = read_table("paper/box")
+    (one,) = measured(read, mine / "runs", 2)
+    assert sorted(one.spread) == pytest.approx([10, 20, 30, 40, 50, 60])
+    (axes,) = curves(read, [one]).axes
+    # (0.1, 0.25, 0.375) and (0.2, 0.25, 0.425) on average
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([15, 25, 40])
+    (axes,) = picture(read, [one]).axes
+    assert "boxes: last rounds of all runs" in axes.get_xlabel()
+    assert any(list(line.get_xdata()) == pytest.approx([35, 35]) for line in axes.get_lines())
