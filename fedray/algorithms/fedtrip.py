@@ -70,8 +70,9 @@ class FedTrip(FedAvg):
         return torch.where(gap > 0, self.hyper.xi_scale * modes[self.hyper.xi_mode], 0)
 
     def _mu(self, client: ClientPhase) -> Any:
-        epochs = client.J / client.data.epoch_steps()
-        return self.hyper.mu if self.hyper.mu_per == "round" else self.hyper.mu / epochs.clamp(min=1)
+        if self.hyper.mu_per == "round":
+            return self.hyper.mu
+        return self.hyper.mu / (client.J / client.data.epoch_steps()).clamp(min=1)
 
     @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from fedray.engine.ray import watch
+from fedray.engine.ray import actors, watch
 from fedray.engine.ray.actors import Member
 from fedray.engine.ray.watch import Sent, Watch
 from fedray.engine.tasks import EvalTask, PhaseTask
@@ -161,3 +161,15 @@ def test_a_host_that_owes_a_sum_alone(scene):
     scene.pass_time(16, answers=False)
     assert scene.members[0].silent
     assert scene.lines[-1] == "no answer from one for 15 s; going on without it"
+
+
+def test_one_that_can_not_fetch_data_rests_twice_as_long_each_time_until_a_result_comes(scene, monkeypatch):
+    monkeypatch.setattr(actors, "time", SimpleNamespace(monotonic=lambda: scene.now))
+    member, rests = scene.members[0], []
+    for _ in range(6):
+        member.rest()
+        rests.append(member.rests_until - scene.now)
+    assert rests == [5, 10, 20, 40, 80, 80]
+    scene.watch.arrived(member)
+    member.rest()
+    assert member.rests_until - scene.now == 5
