@@ -54,22 +54,24 @@ def simulate(
     verbose: bool = False,
     display: Display | None = None,
 ) -> RunResult:
-    """Runs a federated learning experiment.
+    """Runs a federated learning experiment and returns its result.
 
-    An object that is passed here replaces the configuration key that its description names.
+    ``config`` describes the experiment. Most other arguments are objects that replace one of its keys: "for
+    ``data.source``" below means that the argument is used instead of the key ``data.source``.
 
     Args:
-        config: A mapping (nested or with dotted keys), a YAML file, or nothing for the defaults.
+        config: The configuration: a mapping (nested, or with dotted keys such as ``"train.lr"``), the path of a YAML
+            file, a :class:`Config`, or None for the defaults.
         data: The data set, for ``data.source``: a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or ``(x, y, client)``,
             a DataFrame or Hugging Face ``Dataset``, a list of Datasets or of arrays (x, y) with one for each client, or
             a :class:`fedray.data.Source`. Labels are whole numbers from 0, or names (texts, booleans, pandas'
             categories), which are numbered and kept. Clients that come with the samples are the clients of the run
             unless ``data.partition.kind`` says otherwise, and may have any names. A Dataset whose items are random is
             read item by item (see ``data.access``).
-        test: The test set, in the same forms.
-        client_column: The column of a table that holds the clients. The default is the column ``client``, if the table
-            has one.
-        label_column: The column of a table that holds the targets.
+        test: The test set, in the same form. It must be None if ``data`` is a Source, which contains it.
+        client_column: If the data are a table, such as a DataFrame, the name of the column that says to which client
+            each sample belongs. The default is the column ``client``, if the table has one.
+        label_column: If the data are a table, the name of the column that holds the targets.
         model: For ``model.name``: a class or function that makes a module from ``input_shape`` and ``classes``, with
             initial weights drawn from ``run.seed``; or a module, whose weights are the same for every seed. Parameters
             without ``requires_grad`` are not trained, and normalisation layers that have no other parameters keep their
@@ -85,7 +87,7 @@ def simulate(
         callbacks: Functions that get a :class:`fedray.Report` after every round, and objects with the methods of
             :class:`fedray.Callback`, in addition to those of ``run.callbacks``. They are called in this process. The
             next round waits for them, and the run ends if one returns true.
-        overrides: Texts ``key=value`` that replace keys of ``config``.
+        overrides: Texts ``key=value``, such as ``train.lr=0.1``, that replace keys of ``config``.
         verbose: Whether to show what ``fedray run`` shows: what is run, its progress and how it ended.
         display: The object that shows these lines. It gets them even if ``verbose`` is false. Without ``display`` and
             ``verbose`` only warnings are shown, as Python warnings (:class:`fedray.FedrayWarning`).
@@ -126,12 +128,15 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides:
 
 
 def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
-    """Prepares the argument ``algorithm`` of :func:`simulate` and :func:`fedray.tune`, a class, for the configuration,
-    which names algorithms by texts.
+    """Turns the class that a user passed as ``algorithm`` to :func:`simulate` or :func:`fedray.tune` into an override
+    of the configuration, which names algorithms by texts.
 
-    Returns two things. The first is a list with the override ``algorithm.name=...``, and the second is the class. The
-    second is None for a class that comes with fedray, because its name is enough to find it. For ``algorithm=None`` the
-    result is ``([], None)``. Raises :class:`UserError` if ``algorithm`` is not a subclass of :class:`Algorithm`.
+    Returns:
+        A list with the override ``algorithm.name=...`` (empty if ``algorithm`` is None), and the class itself. Instead
+        of a class that comes with fedray there is None, because its name is enough to find it.
+
+    Raises:
+        UserError: ``algorithm`` is not a subclass of :class:`Algorithm`.
     """
     if algorithm is None:
         return [], None
@@ -153,11 +158,12 @@ def custom_objects(
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
 ) -> CustomObjects:
-    """Bundles the objects that a user passed to :func:`simulate` (data, model, loss and so on), so that they can be
-    handed on together.
+    """Collects the objects that a user passed to :func:`simulate` in one :class:`CustomObjects`, with which the
+    experiment is then made.
 
-    ``data`` and ``test``, in any of the forms that :func:`simulate` takes, become one :class:`Source`. What was not
-    passed is None, or an empty dict for ``metrics``.
+    The arguments after ``settings``, the configuration, are those of :func:`simulate`. ``data`` and ``test`` become one
+    :class:`Source`, which is read and scaled as ``settings`` says. Objects that were not passed are None in the result,
+    or an empty dict for ``metrics``.
     """
     from fedray.experiment.custom import CustomObjects
 
@@ -180,15 +186,19 @@ def run_experiment(
     display: Display | None = None,
     tidy: Callable[[RunResult], None] = lambda result: None,
 ) -> RunResult:
-    """Runs an experiment from its configuration ``settings`` and returns the result. :func:`simulate` calls it after it
-    has checked its arguments, and a sweep calls it for each run of a trial.
+    """Runs an experiment and returns its result. :func:`simulate` calls it after it has checked its arguments, and a
+    sweep (a search over hyper-parameters) calls it for each of its runs.
 
-    ``tidy(result)`` is called at the end, and may remove files of the run that are not needed any more, before the last
-    ones are sent to where ``run.output`` is if it is a URI.
+    If Ray can't be started and the user did not ask for it explicitly, the run goes on without Ray.
 
-    ``custom()`` returns the user's objects. It is called, and torch is imported, while Ray starts, because each of the
-    three takes seconds. If Ray can't be started and the user did not ask for it, the run goes on without Ray.
-    ``display`` shows the progress; None shows nothing.
+    Args:
+        settings: The configuration of the run.
+        custom: A function without arguments that returns the objects that the user passed from Python. It is called
+            while Ray starts, because reading the data, importing torch and starting Ray take seconds each.
+        callbacks: Callbacks in addition to those that ``run.callbacks`` names.
+        display: The object that shows the progress; None shows nothing.
+        tidy: A function that gets the result at the end and may remove files of the run that are not needed any more.
+            If ``run.output`` is a URI, this happens before the last files are sent there.
     """
     display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)
     with _mirrored(settings, display.say) as mirror:
@@ -206,7 +216,8 @@ def run_experiment(
 
 
 def _mirrored(settings: Config, say: Callable[[str], None]) -> AbstractContextManager[Mirror | None]:
-    """Returns the context that keeps ``run.output`` up to date if it is a URI. Its value is the mirror, or None."""
+    """Returns a context that copies the run folder to ``run.output`` while it changes, if that is a URI. The context's
+    value is the :class:`Mirror` that copies, or None if ``run.output`` is a folder."""
     run, name = settings.run, run_name(settings, settings.data.source)
     if not is_uri(run.output):
         return contextlib.nullcontext()

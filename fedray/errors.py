@@ -1,4 +1,4 @@
-"""The errors that fedray raises, and help with their messages: one clear line that suggests the name that was meant."""
+"""The errors that fedray raises, and functions that help to write their messages, each of which is one clear line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class UserError(ValueError):
 
 
 class OutputLost(UserError):
-    """Raised if the results of a run can't be sent to where ``run.output`` is. They are on the run's machine."""
+    """Raised if results can't be written to a URI such as ``run.output=s3://bucket/runs``, for example because the
+    storage does not answer. The results made so far stay in a folder on the machine where fedray was started."""
 
 
 class RayNotStarted(UserError):
@@ -23,25 +24,26 @@ class RayNotStarted(UserError):
 
 
 class ClientError(Exception):
-    """Raised if code that runs at the clients (model, loss, algorithm) raised an exception, or if the Ray actors that
-    ran this code kept dying.
+    """Raised if code that runs at the clients (model, loss, algorithm) raised an exception, or if the Ray actors
+    (processes) that ran this code kept dying.
 
-    The message names the client, round and node, and has the original traceback. The command line exits with code 1.
+    The message names the client, the round and the node (machine), and contains the original traceback. The command
+    line exits with code 1.
     """
 
 
 class StateLost(ClientError):
-    """Raised if the state that a client keeps between rounds was lost, together with the node or disk that held the
-    state.
+    """Raised if the state that a client keeps between rounds was lost, together with the machine or disk that held it.
 
     A run on Ray then goes back to its last checkpoint. If there is none, the run ends with this error.
     """
 
 
 class Unreachable(Exception):
-    """Raised in a worker if data that a task needs, such as a client's state, lie on a node that does not answer.
+    """Raised in a worker (the object that trains clients in a process) if it can't fetch data that it needs, such as a
+    client's state, because the machine that holds the data does not answer.
 
-    They are not lost: the pool does the task again.
+    Unlike with :class:`StateLost`, the data are not known to be lost, so the same work is done again later.
     """
 
 
@@ -50,8 +52,8 @@ MOST_NAMES = 60
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the name in ``known`` that the misspelt ``name`` was probably meant to be, for "did you mean". Returns
-    None if no known name is similar enough.
+    """Returns the name in ``known`` that is most similar to the misspelt ``name``, for a hint such as "did you mean
+    'fedprox'?" in an error message. Returns None if no known name is similar enough.
 
     Upper and lower case count as the same. ``cutoff`` says how similar two names have to be, from 0 (not at all) to 1
     (the same).
@@ -63,11 +65,11 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 def near_miss(name: str, known: Iterable[str]) -> str:
     """Returns the end of an error message about an unknown ``name``: a suggestion of the name in ``known`` that was
-    meant, or all known names if none is similar.
+    probably meant, or a list of all known names if none is similar.
 
-    Dotted names are preferred to a similar name if their last part is ``name``, such as ``train.lr`` for ``lr``, or if
-    they are ``<name>.name``. The result is empty if no known name is similar and there are more than
-    :data:`MOST_NAMES`.
+    A dotted name whose last part is ``name`` is preferred to a similar name, such as ``train.lr`` for ``lr``, and so is
+    ``<name>.name``. The result is empty if no known name is similar and there are too many to list (more than
+    :data:`MOST_NAMES`), or none.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"
@@ -86,14 +88,14 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of the error's type if it has no message. fedray's own
-    messages of one line quote other errors in this form."""
+    """Returns the first line of an error's message, so that a message of one line can quote the error. Returns the name
+    of the error's type if the error has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def last_line(message: str) -> str:
-    """Returns the last line of an error's ``message``. If the message is a traceback, this line has the type and text
-    of the error, such as ``ValueError: bad shape``."""
+    """Returns the last line of an error's ``message``, or an empty text if there is none. If the message is a
+    traceback, this line has the type and the text of the error, such as ``ValueError: bad shape``."""
     return (message.strip().splitlines() or [""])[-1]
 
 
@@ -101,6 +103,7 @@ def first_sentence(error: Exception) -> str:
     """Returns the first sentence of an error's message in one line of at most 200 characters, or the name of the
     error's type if it has no message.
 
-    It is for errors of other libraries, whose further sentences are often advice to the users of those libraries.
+    It is for quoting errors of other libraries, whose further sentences are often advice to the users of those
+    libraries.
     """
     return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

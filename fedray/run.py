@@ -15,8 +15,8 @@ def main(default: str | None = None) -> None:
     command, such as "tune" in ``fedray tune fedprox``.
 
     If the first argument is not a command, the command ``default`` runs with all arguments: with "run" as the default,
-    ``python fedray/run.py train.lr=0.1`` is the same as ``fedray run train.lr=0.1``. None means that there is no
-    default.
+    ``python fedray/run.py train.lr=0.1`` is the same as ``fedray run train.lr=0.1``. If ``default`` is None, a first
+    argument that is neither a command nor an option such as ``--help`` is an error.
     """
     _prepare_streams()
     try:

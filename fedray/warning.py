@@ -17,22 +17,24 @@ WARNING = "warning: "
 class FedrayWarning(UserWarning):
     """The category of all Python warnings that fedray issues, for use with ``warnings.filterwarnings``.
 
-    A warning is about a decision that changes a result, or about a request that is not carried out.
+    fedray warns about a decision of its own that changes a result, and about a request of the user's that it does not
+    carry out.
     """
 
 
 def as_warning(line: str) -> str:
-    """Returns ``line`` as a warning for the user, that is, with "warning: " (:data:`WARNING`) in front, unless the line
-    begins with that already."""
+    """Marks ``line``, a line of text for the user, as a warning: returns it with "warning: " (:data:`WARNING`) in
+    front, or unchanged if it begins with that already."""
     return line if line.startswith(WARNING) else WARNING + line
 
 
 class PythonWarnings:
-    """An object that is called with each line of text for the user when fedray is called from Python, where nothing is
-    printed. A line that begins with :data:`WARNING` becomes a Python warning (:class:`FedrayWarning`), but only once.
-    Other lines are ignored.
+    """A callable that issues fedray's warnings as Python warnings. It is used when fedray is called from Python, where
+    nothing is printed.
 
-    The Python warnings point to the line of the user's code from which this object was made, even if another thread
+    An instance is called with each line of text that fedray has for the user. A line that begins with "warning: "
+    (:data:`WARNING`) is issued as a :class:`FedrayWarning` the first time that it occurs. All other lines are ignored.
+    The Python warnings point to the line of the user's code from which the instance was made, even if another thread
     issues them later.
     """
 

@@ -47,13 +47,14 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def is_known(algorithm: type[Algorithm]) -> bool:
-    """Returns whether an algorithm's class is one that comes with fedray. It is not if the class is the user's."""
+    """Returns whether an algorithm's class is one that comes with fedray, not a user-defined one."""
     return algorithm in known_algorithms().values()
 
 
 def name_of(algorithm: Any) -> str:
-    """Returns the name of an algorithm that the user passed from Python as a class: ``fedavg`` and so on for a class
-    that comes with fedray, otherwise the class's attribute ``name`` or the name of the class.
+    """Returns the name of an algorithm that the user passed from Python as a class: its ``algorithm.name``, such as
+    ``fedavg``, for a class that comes with fedray, and otherwise the class's attribute ``name`` or the name of the
+    class.
 
     Raises:
         UserError: ``algorithm`` is not a subclass of :class:`Algorithm`.
@@ -68,7 +69,7 @@ def name_of(algorithm: Any) -> str:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """Returns the class of the algorithm that ``algorithm.name`` names, and imports it if it is the user's.
+    """Returns the class of an algorithm, given the value of ``algorithm.name``. A user-defined algorithm is imported.
 
     Args:
         name: the name of an algorithm of this package, such as ``fedavg``, or a user-defined algorithm as

@@ -23,8 +23,10 @@ class AdaBest(FedAvg):
     y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - h_i); h_i <- h_i / gap_i + mu (x^r - y_J);
     h = beta (xbar_prev - xbar); x^{r+1} = xbar - h; xbar_prev <- xbar, from xbar_prev = x^1.
 
-    The symbols are those of :class:`FedAvg`. ``mu_scaling: fedsim`` divides mu by the number of mini-batches in an
-    epoch, as the authors' code does.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j local steps and y_J its final
+    one, g_i its mini-batch gradient, gap_i the number of rounds since it last took part, xbar the weighted mean of the
+    final models, and eta_l the clients' learning rate. ``mu_scaling: fedsim`` divides mu by the number of mini-batches
+    in an epoch, as the authors' code does.
     """
 
     paper = "Varno et al., ECCV 2022"
@@ -59,8 +61,8 @@ class AdaBest(FedAvg):
         server["xbar"] = sums["y"]
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns ``{"averaged": xbar}``: the average of the clients' final models is evaluated too, in the column
-        ``averaged_accuracy``.
+        """Returns ``{"averaged": xbar}``, the average of the clients' final models, so that it is evaluated too, in the
+        column ``averaged_accuracy``.
 
         The authors' code offers both models, x and xbar, for deployment.
         """

@@ -24,7 +24,7 @@ __all__ = [
 class Hyper(BaseModel):
     """The hyper-parameters of an algorithm, which are the keys ``algorithm.*`` of a configuration.
 
-    Subclass it inside the algorithm's class under the same name. A step then reads a hyper-parameter as
+    Subclass it inside the algorithm's class under the same name. The algorithm's methods then read a hyper-parameter as
     ``self.hyper.mu``::
 
         class Hyper(FedAvg.Hyper):
@@ -50,15 +50,16 @@ def parameter(default: Any, description: str, **bounds: Any) -> Any:
         default: the value if the configuration does not set one. None, with a type such as ``int | None``, stands for a
             value that depends on the run (:meth:`Algorithm.resolved_defaults`).
         description: what the hyper-parameter is, with the paper's symbol; ``fedray algorithms`` prints it.
-        **bounds: the range, by ``ge``, ``gt``, ``le`` or ``lt``. Values outside are refused before the run starts.
+        **bounds: the allowed range, as ``ge``, ``gt``, ``le`` or ``lt``. Values outside are refused before the run
+            starts.
     """
     return Field(default, description=description, **bounds)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """How much one client receives (down) and sends (up) in a round. An algorithm declares it, and the columns
-    ``bytes_down`` and ``bytes_up`` of metrics.csv are computed from it.
+    """How much one client receives (down) and sends (up) in a round: numbers of models and of vectors. An algorithm
+    declares it, and the columns ``bytes_down`` and ``bytes_up`` of metrics.csv are computed from it.
 
     A model counts with its parameters and buffers, a vector with as many numbers as the model has parameters. The
     default is FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each direction, has
@@ -83,7 +84,7 @@ class Work:
         backwards: additional backward passes over each mini-batch.
         predictions: additional forward and backward passes over each mini-batch through the model's last layer only,
             which makes logits of a representation.
-        full_gradients: how many gradients over all samples of the client it computes in a round.
+        full_gradients: the number of gradients over all samples of the client in a round.
 
     Example:
         work = Work(per_step=2)  # for FedProx, which adds mu (y - x)
@@ -101,9 +102,9 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def in_place(step: Step) -> Step:
-    """A decorator for an algorithm's method ``step``, which makes it faster: ``client.optimizer.descend`` then
-    overwrites the old model in the carry instead of allocating memory for a new one. Do not use it if the step reads or
-    keeps the old model after ``descend``.
+    """A decorator that makes an algorithm's method ``step`` faster: ``client.optimizer.descend`` then overwrites the
+    old model in the carry instead of allocating memory for a new one. Do not use it if the step reads or keeps the old
+    model after ``descend``.
 
     Example:
         @in_place
@@ -124,12 +125,12 @@ class Algorithm:
                 server["x"] = server["x"].lerp(sums["y"], 0.5)
 
     A round consists of ``phases``. A phase begins with the server's :meth:`broadcast`. Then the method with the phase's
-    name maps each stack of clients to a :class:`Result`, and :meth:`server_update` ends the phase. Most algorithms have
-    only the phase ``train``.
+    name is called for each stack of clients (clients that are trained together), and returns a :class:`Result`.
+    :meth:`server_update` ends the phase. Most algorithms have only the phase ``train``.
 
-    Clients are computed in stacks of C: models and vectors have C rows, and values with one number per client have the
-    shape ``[C, 1]``, so that formulas broadcast. The methods of clients must be pure: what they return depends only on
-    the :class:`ClientPhase`, because a client whose process died is simply run again.
+    For a stack of C clients, models and vectors have C rows, and values with one number per client have the shape ``[C,
+    1]``, so that formulas broadcast. The methods of clients must be pure: what they return depends only on the
+    :class:`ClientPhase`, because a client whose process died is simply run again.
     """
 
     Hyper: ClassVar[type[Hyper]] = Hyper
@@ -189,10 +190,9 @@ class Algorithm:
 
     def init_server(self, server: ServerState) -> None:
         """Adds the algorithm's models and vectors to ``server`` before round 1. The initial model is already there as
-        ``server["x"]``.
+        ``server["x"]``. Override this method if the server keeps more than the model.
 
-        For example ``server["m"] = server["x"].zeros()`` adds a vector of zeros, ``[width]``. Override this method if
-        the server keeps more than the model.
+        For example ``server["m"] = server["x"].zeros()`` adds a vector of zeros, ``[width]``.
         """
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
@@ -203,15 +203,15 @@ class Algorithm:
 
     @property
     def earlier_models(self) -> int:
-        """The number of past rounds whose models x^s the algorithm's rules at the server can get by
-        :attr:`ServerState.model_of`; 0 by default. The engine keeps a file for each of these models."""
+        """The number of past rounds whose models x^s the server's rules may read with :attr:`ServerState.model_of`; 0
+        by default. The engine keeps a file for each of these models."""
         return 0
 
     @property
     def momentum_window(self) -> int:
-        """The number of rounds tau if clients follow the mean of the server's updates in the last tau rounds, as in
-        GHBM, and otherwise 0. If it is not 0, runs with ``run.diagnostics=all_clients`` record the column
-        ``momentum_error``."""
+        """For algorithms such as GHBM, whose clients follow the mean of the server's updates in the last tau rounds:
+        the number tau. It is 0 for all other algorithms. If it is not 0, runs with ``run.diagnostics=all_clients``
+        record the column ``momentum_error``."""
         return 0
 
     @property
@@ -220,8 +220,8 @@ class Algorithm:
         return bool(self.client_state or self.client_models)
 
     def begin(self, client: ClientPhase) -> Carry:
-        """Returns the models and vectors with which the local training of a stack of C clients begins, as a carry: what
-        clients take from one local step to the next.
+        """Returns the models and vectors with which the local training of a stack of C clients begins, as a
+        :class:`Carry`, which goes from one local step to the next.
 
         FedAvg returns ``Carry({"y": client.start("x")})``: C copies of the model that the server sent, ``[C, ...]``.
         """
@@ -234,31 +234,33 @@ class Algorithm:
         The decorator :func:`in_place` makes a step faster where it may be used.
 
         Args:
-            client: what the stack has received and knows. ``client.objective.gradient(y, batch)`` returns gradients
-                ``[C, width]``, and ``client.optimizer.descend(carry, "y", gradient)`` returns the carry after a step of
-                the model "y".
+            client: the stack's data, and what the server has sent. ``client.objective.gradient(y, batch)`` returns
+                gradients ``[C, width]``, and ``client.optimizer.descend(carry, "y", gradient)`` returns the carry after
+                a step of the model "y".
             carry: what :meth:`begin` or the previous step returned.
             batch: a mini-batch for each client; ``batch.step`` is the number j of the step, from 0.
         """
         raise NotImplementedError
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        """Returns what a stack of clients sends to the server after the last local step, and what the clients keep for
-        later rounds. ``carry`` has the models after the last step. FedAvg returns
-        ``Result({"y": Upload.weighted_mean(carry["y"])})``."""
+        """Returns what a stack of C clients sends to the server after the last local step, and what the clients keep
+        for later rounds. ``carry`` has the models after the last step. FedAvg returns
+        ``Result({"y": Upload.weighted_mean(carry["y"])})``.
+        """
         raise NotImplementedError
 
     def train(self, client: ClientPhase) -> Result:
-        """Runs the phase ``train`` of a round for a stack of clients: :meth:`begin`, then :meth:`step` once for each of
-        the J_i mini-batches, then :meth:`end`, whose result it returns."""
+        """Runs the phase ``train`` of a round for a stack of clients (clients that are trained together):
+        :meth:`begin`, then :meth:`step` once for each of the J_i mini-batches, then :meth:`end`, whose result it
+        returns."""
         return self.end(client, self.local_steps(client, self.begin(client)))
 
     def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
         """Makes all local steps of a stack of clients that are computed together, and returns the carry (models and
         vectors by name) after the last step. ``carry`` is what :meth:`begin` returned.
 
-        Clients may make different numbers of steps J_i: those that are done keep their models while other clients of
-        the stack continue.
+        Clients may make different numbers of steps J_i: a client that has made all its steps keeps its model while
+        other clients of the stack continue.
         """
         client.optimizer.in_place = getattr(self.step, "in_place", False)
         try:
@@ -273,8 +275,8 @@ class Algorithm:
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
-        """Yields warnings for the user, as lines of text, about settings with which the algorithm differs from its
-        paper's description.
+        """Yields warnings for the user, as lines of text, about settings that make the algorithm differ from the
+        description in its paper.
 
         Args:
             momentum: the momentum of the clients' optimizer, ``train.momentum``.
@@ -289,8 +291,8 @@ class Algorithm:
             )
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains models at the server while the clients train; on Ray both happen at the same time. By default nothing
-        is trained.
+        """Trains models at the server in addition to the clients' training; on Ray both happen at the same time. By
+        default nothing is trained.
 
         Returns models and vectors by name. They replace those of ``server`` before the phase that
         ``server_training_before`` names. The method must not change ``server``.
@@ -314,8 +316,8 @@ class Algorithm:
         raise NotImplementedError
 
     def eval_model(self, server: ServerState) -> Model:
-        """Returns the model that the algorithm would deploy: by default the server's model ``x``. It is evaluated on
-        the test set, saved at the end of the run, and hashed to compare runs."""
+        """Returns the model that the algorithm would deploy: by default the server's model ``x``. This model is
+        evaluated on the test set, saved at the end of the run, and hashed to compare runs."""
         x: Model = server["x"]
         return x
 
@@ -328,21 +330,22 @@ class Algorithm:
         return {}
 
     def has_personal_model(self) -> bool:
-        """Returns whether the algorithm gives each client a model of its own for evaluation, that is, defines
+        """Returns whether the algorithm gives each client a personal model for evaluation, that is, defines
         :meth:`personal_model`."""
         return type(self).personal_model is not Algorithm.personal_model
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:
-        """Returns the models, vectors and numbers that :meth:`personal_model` needs, in the form in which the server
-        would send them to the clients after a round. Only algorithms with personal models define it."""
+        """Returns what the clients need to make their personal models (:meth:`personal_model`): models, vectors and
+        numbers, in the form in which the server would send them after a round. Only algorithms with personal models
+        define it."""
         raise NotImplementedError
 
     def personal_model(self, client: ClientPhase) -> Model:
-        """Returns the personal model of each client of a stack, ``[C, ...]``, which is scored on that client's test
-        share, its part of the test set.
+        """Returns the personal model of each client of a stack of C clients, ``[C, ...]``, which is scored on that
+        client's share of the test set.
 
-        ``client.shared`` and ``client.scalars`` are those of :meth:`personal_broadcast`. An algorithm that defines
-        neither method has no personal models.
+        ``client.shared`` and ``client.scalars`` have what :meth:`personal_broadcast` returned. An algorithm that
+        defines neither method has no personal models.
         """
         raise NotImplementedError
 

@@ -19,10 +19,11 @@ class FastSlowMo(FedNAG):
     """Clients (workers) train as in FedNAG, with Nesterov momentum, and the server adds a momentum over rounds:
     y_new = xbar; x^{r+1} = y_new + gamma_a (y_new - y_srv); y_srv <- y_new, from y_srv = x^1.
 
-    Here xbar is the average of the workers' models. ``carry`` says what the workers keep when the server adds its
-    momentum to x: with ``y``, as in the paper, the average ybar of their iterates y; with ``velocity``, the average buf
-    of torch's Nesterov buffers, in units of a gradient. The latter is another algorithm: since x_t - y_t = -gamma eta_l
-    buf_t, workers then start from y = x^{r+1} + gamma eta_l buf.
+    Here x^r is the server's model in round r, and xbar the average of the workers' models. As in :class:`FedNAG`, a
+    worker has a model x_t and an iterate y_t after t local steps. ``carry`` says with which y workers begin the next
+    round, since the server's momentum has moved x. With ``y``, as in the paper, they begin with the average of their
+    iterates y. With ``velocity`` they keep the average buf of torch's Nesterov buffers, in units of a gradient: since
+    x_t - y_t = -gamma eta_l buf_t, they begin with y = x^{r+1} + gamma eta_l buf. This is another algorithm.
     """
 
     paper = "Yang, Fu et al., IEEE TAI 2022"

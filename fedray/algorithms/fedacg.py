@@ -23,7 +23,9 @@ class FedACG(FedAvg):
     z = x^r + lambda m; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + beta (y_{j-1} - z)) from y_0 = z;
     m <- lambda m + mean_i (y_i - z); x^{r+1} = x^r + m = mean_i y_i.
 
-    The symbols are those of :class:`FedAvg`. The server sends only z. The model that is evaluated is x.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j local steps, y_i the final
+    one of client i, g_i its mini-batch gradient, eta_l the clients' learning rate, and mean_i the weighted mean over
+    the cohort. The server sends only z. The model that is evaluated is x.
     """
 
     paper = "Kim et al., CVPR 2024"

@@ -1,7 +1,7 @@
-"""FedADC: the server momentum, built into the local steps.
+"""FedADC: the server's momentum is part of the clients' local steps.
 
 E. Ozfatura, K. Ozfatura, D. Gündüz: FedADC: Accelerated Federated Learning with Drift Control. ISIT 2021 (arXiv
-2012.09102). The self-distillation of the longer version is not part of it.
+2012.09102). The self-distillation of the paper's longer version is not part of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class FedADC(FedAvg):
     mbar = beta_l m / J; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mbar); Dbar = (x^r - xbar) / eta_l;
     m <- Dbar + (beta_g - beta_l) m (beta_l m is in Dbar already); x^{r+1} = x^r - alpha eta_l m.
 
-    The symbols are those of :class:`FedAvg`. With ``nesterov``: z = y_{j-1} - eta_l mbar; y_j = z - eta_l g_i(z).
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j of its J local steps, g_i its
+    mini-batch gradient, xbar the weighted mean of the clients' final models, and eta_l the clients' learning rate. With
+    ``variant: nesterov``, z = y_{j-1} - eta_l mbar; y_j = z - eta_l g_i(z).
     """
 
     paper = "Ozfatura et al., ISIT 2021"

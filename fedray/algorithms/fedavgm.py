@@ -18,7 +18,8 @@ class FedAvgM(FedAvg):
     """FedAvg with momentum at the server, over the rounds:
     d = x^r - xbar; v <- beta v + d; x^{r+1} = x^r - eta_g v, or x^r - eta_g (d + beta v) with ``nesterov``.
 
-    The symbols are those of :class:`FedAvg`; v is the momentum, 0 at first.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, xbar the weighted mean of the clients' final models, and
+    eta_g the server's learning rate. v is the momentum, 0 at first.
     """
 
     paper = "Hsu et al. 2019, arXiv 1909.06335"

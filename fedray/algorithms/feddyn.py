@@ -23,9 +23,10 @@ class FedDyn(FedAvg):
     y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - gstate_i + alpha (y_{j-1} - x^r));
     gstate_i <- gstate_i - alpha (y_J - x^r); h <- h - (alpha/N) sum_S (y_i - x^r); x^{r+1} = mean_S y_i - h/alpha.
 
-    The symbols are those of :class:`FedAvg`. Client i keeps gstate_i, and the server keeps h. The code keeps q_i =
-    -gstate_i / alpha and q = -h / alpha = mean_i q_i instead. These are sums of y_J - x^r, so nothing is divided by
-    alpha.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j local steps, y_J or y_i its
+    final one, g_i its mini-batch gradient, S the cohort, and N the number of clients that hold samples. Client i keeps
+    gstate_i, and the server keeps h. In the code the client keeps q_i = -gstate_i / alpha instead, and the server q =
+    -h / alpha = mean_i q_i. These are sums of y_J - x^r, so nothing is divided by alpha.
     """
 
     paper = "Acar et al., ICLR 2021"
@@ -66,9 +67,9 @@ class FedDyn(FedAvg):
         return model
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns the model that is evaluated in addition to :meth:`eval_model`: the server's model x under the name
-        "server", or the clients' average mean_S y_i under the name "averaged", whichever :meth:`eval_model` does not
-        return.
+        """Returns the model that is evaluated in addition to :meth:`eval_model`, as a dict with one entry: the server's
+        model x under the name "server", or the clients' average mean_S y_i under the name "averaged", whichever
+        :meth:`eval_model` does not return.
 
         The authors' code reports both models.
         """

@@ -18,8 +18,9 @@ class FedMom(FedAvg):
     """FedAvg with Nesterov momentum at the server, over the rounds:
     v_new = x^r - eta (x^r - xbar); x^{r+1} = v_new + beta (v_new - v_prev); v_prev <- v_new, from v_prev = x^1.
 
-    The symbols are those of :class:`FedAvg`. The paper has eta = N/m (m is the size of the cohort) because its weights
-    sum to 1 over all clients; here they do over the cohort, and eta is 1.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, and xbar the weighted mean of the clients' final models.
+    The paper has eta = N/m (m of N clients are the cohort) because its weights sum to 1 over all clients; here the
+    weights of the cohort sum to 1, and eta is 1 by default.
     """
 
     paper = "Huo et al. 2020, arXiv 2002.02090"

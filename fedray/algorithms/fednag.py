@@ -1,7 +1,7 @@
-"""FedNAG: Nesterov accelerated gradient at the clients, model and momentum averaged.
+"""FedNAG: Nesterov accelerated gradient at the clients, whose models and momenta the server averages.
 
 Z. Yang, W. Bao, D. Yuan, N. H. Tran, A. Y. Zomaya: Federated Learning with Nesterov Accelerated Gradient. TPDS 2022
-(arXiv 2009.08716); the same rules stand as eqs. 6-7 in the paper of pFedMo.
+(arXiv 2009.08716). The same rules are eqs. 6-7 in the paper of pFedMo.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class FedNAG(Algorithm):
     y_t = x_{t-1} - eta g_i(x_{t-1}); x_t = y_t + gamma (y_t - y_{t-1}); the server averages x and y, and sends both.
 
     Here x_t and y_t are those of one client after t local steps, eta is the clients' learning rate, and g_i the
-    gradient of client i on a mini-batch. Under partial participation, a client that was not sampled receives both
-    averages when it is sampled again.
+    gradient of client i on a mini-batch. Under partial participation, a client that was left out of earlier rounds
+    starts from the current averages of x and y when it takes part again.
     """
 
     paper = "Yang et al., TPDS 2022"

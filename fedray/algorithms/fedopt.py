@@ -22,7 +22,8 @@ class FedAdagrad(FedAvg):
     Delta = sum_i p_i (y_i - x^r); m <- beta_1 m + (1 - beta_1) Delta; v <- v + Delta^2;
     x^{r+1} = x^r + eta_g m / (sqrt(v) + tau), from m = 0 and v = tau^2.
 
-    The symbols are those of :class:`FedAvg`.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_i the final model of client i, p_i its aggregation
+    weight, and eta_g the server's learning rate.
     """
 
     paper = "Reddi et al., ICLR 2021"
@@ -47,7 +48,8 @@ class FedAdagrad(FedAvg):
         """Returns the server's new second moment v, given the old ``v`` and the clients' mean update of this round,
         ``delta``, each ``[width]`` with a number for each parameter.
 
-        This rule is the only difference between FedAdagrad, FedAdam and FedYogi, each of which defines it.
+        This rule is the only one in which FedAdagrad, FedAdam and FedYogi differ, so each of the three classes defines
+        it.
         """
         return v + delta.square()
 
@@ -64,6 +66,9 @@ class FedAdagrad(FedAvg):
 class FedAdam(FedAdagrad):
     """FedAvg whose server applies Adam to the clients' mean update Delta. All formulas but one are those of FedAdagrad:
     v <- beta_2 v + (1 - beta_2) Delta^2.
+
+    These are Delta = sum_i p_i (y_i - x^r), m <- beta_1 m + (1 - beta_1) Delta and x^{r+1} = x^r + eta_g m / (sqrt(v) +
+    tau), where x^r is the server's model, y_i the final model of client i, and p_i its aggregation weight.
     """
 
     class Hyper(FedAdagrad.Hyper):
@@ -78,6 +83,9 @@ class FedAdam(FedAdagrad):
 class FedYogi(FedAdam):
     """FedAvg whose server applies Yogi to the clients' mean update Delta. All formulas but one are those of FedAdagrad:
     v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).
+
+    These are Delta = sum_i p_i (y_i - x^r), m <- beta_1 m + (1 - beta_1) Delta and x^{r+1} = x^r + eta_g m / (sqrt(v) +
+    tau), where x^r is the server's model, y_i the final model of client i, and p_i its aggregation weight.
     """
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ class FedProx(FedAvg):
     """FedAvg with a local loss that has an additional term, which pulls clients towards the server's model:
     f_i(y) + (mu/2) ||y - x^r||^2, so that y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mu (y_{j-1} - x^r)).
 
-    The symbols are those of :class:`FedAvg`. With ``anchor: epoch``, as in the code of FedTrip's authors, x^r is
-    replaced by the client's own model at the beginning of the epoch.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j local steps, f_i its loss,
+    g_i its mini-batch gradient, and eta_l the clients' learning rate. With ``anchor: epoch``, as in the code of
+    FedTrip's authors, x^r is replaced by the client's own model at the beginning of the epoch.
     """
 
     paper = "Li et al., MLSys 2020"

@@ -32,10 +32,11 @@ class FedSiamDA(Algorithm):
     x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over the trained parameters.
     With ``dual: false``, x^{r+1} is w_0.
 
-    The other symbols are those of :class:`FedAvg`. hist is y as it was at the end of the previous epoch
-    (``hist: prev_epoch``) or one step earlier (``prev_step``). Before there is such a y, and always with
-    ``prev_round``, it is the client's final model of its last participation, and if the client has none, the term is
-    left out.
+    The numbers in parentheses are those of the paper's equations. As in :class:`FedAvg`, x^r is the server's model, y_i
+    the final model of client i, f_i its loss, mean_i the weighted mean over the cohort, and eta_l the clients' learning
+    rate. hist is y as it was at the end of the previous epoch (``hist: prev_epoch``) or one step earlier
+    (``prev_step``). Before there is such a y, and always with ``prev_round``, hist is the client's final model of its
+    last participation. If there is none, the term with z_h is left out.
     """
 
     name = "fedsiam_da"
@@ -98,8 +99,8 @@ class FedSiamDA(Algorithm):
 
     def reweigh(self, client: ClientPhase) -> Result:
         """Runs the second phase of a round, in which the server averages the clients' models a second time. Returns the
-        uploads of a stack of C clients: their models y_i ``[C, ...]``, weighted by D_i ``[C, 1]``, their similarity to
-        the first average."""
+        uploads of a stack of C clients: their models y_i ``[C, ...]``, with the weights D_i ``[C, 1]``, which are the
+        models' similarities to the first average."""
         y = client.kept["y"]
         D = cosine_similarity(y.parameters, client.shared["w_0"].parameters[None], dim=1)[:, None].clamp(min=0)
         return Result({"y": Upload.mean_by(D, y)}, scalars={"similarity": D})

@@ -1,4 +1,4 @@
-"""FedTrip: a triplet of models: near the global one, away from the client's last one.
+"""FedTrip: clients are pulled to the global model, and pushed away from their own last model.
 
 X. Li, M. Liu, S. Sun, Y. Wang, H. Jiang, X. Jiang: FedTrip: A Resource-Efficient Federated Learning Method with Triplet
 Regularization. IPDPS 2023 (arXiv 2304.05824), eq. 5 and Algorithm 1.
@@ -24,13 +24,14 @@ class FedTrip(FedAvg):
     client's last participation: f_i(y) + (mu/2) (||y - x^r||^2 - xi ||y - w_i||^2),
     whose gradient is g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
 
-    The symbols are those of :class:`FedAvg`. In its authors' code a client that takes part for the first time, in round
-    r, has w_i = its own random initial model and xi = 1/r (``first: own_initial``), mu is divided by the number of
-    local epochs (``mu_per: epoch``), and clients keep their momentum between rounds (``train.momentum_reset: never``).
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y a client's model, f_i its loss, and g_i its mini-batch
+    gradient. In the code of FedTrip's authors a client that takes part for the first time, in round r, has a random
+    initial model as w_i, and xi = 1/r (``first: own_initial``), mu is divided by the number of local epochs (``mu_per:
+    epoch``), and clients keep their momentum between rounds (``train.momentum_reset: never``).
 
-    The paper's text says that xi is the interval between participations. Its
-    theory, with E[xi] = p ln p / (p - 1) and xi in (0, 1], fits the inverse of the interval, which is the default,
-    because the literal reading can diverge.
+    By default xi is one over the number of rounds since the client last took part. The paper's text says that xi is
+    this number itself, but with that it can diverge. The paper's theory, with E[xi] = p ln p / (p - 1) and xi in (0,
+    1], fits the inverse.
     """
 
     paper = "Li et al., IPDPS 2023"

@@ -25,8 +25,10 @@ class GHBM(FedAvg):
     M^r = (x^{r-tau} - x^r) / tau (0 until r > tau);
     y_j = y_{j-1} - eta_l g_i(y_{j-1}) - (beta / J_i) M^r; x^{r+1} = xbar.
 
-    The symbols are those of :class:`FedAvg`. With ``warmup: init``, x^1 stands for the models before round 1, as in the
-    paper's lemma. The default M^r = 0 is that of the authors' code.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j of its J_i local steps, g_i
+    its mini-batch gradient, and xbar the weighted mean of the final models. The rule for x^{r+1} is FedAvg's, shown for
+    eta_g = 1. With ``warmup: init``, x^1 stands for the models before round 1, as in the paper's lemma. The default M^r
+    = 0 is that of the authors' code.
     """
 
     paper = "Zaccone et al., TMLR 2025"
@@ -67,14 +69,15 @@ class GHBM(FedAvg):
 
 
 class _OwnWindow(FedAvg):
-    """The base class of the variants of GHBM in which each client has a different momentum window: the rounds since it
-    last took part."""
+    """The base class of the variants of GHBM in which each client has its own momentum window: the rounds since it last
+    took part."""
 
     any_optimizer = False
 
     def scale(self, client: ClientPhase) -> Tensor | float:
-        """Returns the factor s_i of a client's momentum: one over the number of rounds in its window, ``[C, 1]``, or,
-        with ``scale: participation``, the number of clients in the cohort divided by that of all clients."""
+        """Returns the factor s_i of each client's momentum: one over the number of rounds since it last took part,
+        ``[C, 1]``, or, with ``scale: participation``, the number of clients in the cohort divided by the number of all
+        clients."""
         if self.hyper.scale == "participation":
             return client.members / client.N
         return 1 / client.gap.clamp(min=1)
@@ -87,7 +90,9 @@ class LocalGHBM(_OwnWindow):
     number of these rounds, and with ``scale: participation`` the cohort's share of all clients, as in the authors'
     code.
 
-    The symbols are those of :class:`FedAvg`; M_i takes the place of M^r in :class:`GHBM`.
+    M_i takes the place of M^r in the local step of :class:`GHBM`: y_j = y_{j-1} - eta_l g_i(y_{j-1}) - (beta / J_i)
+    M_i. Here x^r is the server's model, y_j a client's model after j of its J_i local steps, and g_i its mini-batch
+    gradient.
     """
 
     name = "local_ghbm"
@@ -117,7 +122,9 @@ class FedHBM(_OwnWindow):
     participation there is no momentum (``variant: standard``), or s_i = 1 / max(1, r - 1) and a_i is the initial model
     (``variant: shared``) or a newly drawn one (``variant: random``).
 
-    The symbols are those of :class:`FedAvg`. With ``scale: participation``, s_i is the cohort's share of all clients.
+    Symbols as in :class:`FedAvg`: y_j is a client's model after j of its J_i local steps in round r, g_i its mini-batch
+    gradient, gap_i the number of rounds since it last took part, and eta_l the clients' learning rate. With ``scale:
+    participation``, s_i is the cohort's share of all clients.
     """
 
     paper = "Zaccone et al., TMLR 2025"

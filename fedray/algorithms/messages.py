@@ -15,10 +15,11 @@ Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 
 @dataclass(frozen=True)
 class Upload:
-    """What the clients of a stack send to the server under one name: a model or a vector v_i of each client.
+    """What the clients of a stack (clients that are trained together) send to the server under one name: a model or a
+    vector v_i of each client.
 
-    The server gets only a weighted sum over the cohort, ``sums[name]``. Do not call the class itself: its methods make
-    uploads that differ in the weights::
+    The server gets only a weighted sum over the cohort, ``sums[name]``. Do not call the class itself, but one of its
+    methods, which differ in the weights::
 
         Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
 
@@ -28,7 +29,7 @@ class Upload:
     Args:
         value: the models or vectors ``[C, ...]``, float32, with a row for each of the stack's C clients.
         weights: the name of the method that made the upload.
-        scale: for ``mean_by`` the numbers s_i, ``[C, 1]``.
+        scale: for ``mean_by`` the numbers s_i, ``[C, 1]``; otherwise None.
     """
 
     value: Vector
@@ -63,7 +64,8 @@ class Upload:
 
 @dataclass
 class Result:
-    """What a phase returns for a stack of C clients that are computed together: what they send, and what they keep.
+    """What a phase returns for a stack of C clients that are computed together: what the clients send, and what they
+    keep.
 
     For example ``Result({"y": Upload.weighted_mean(y)}, state={"c": c})``. A phase must return the same names in every
     round for every client.

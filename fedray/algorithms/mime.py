@@ -1,4 +1,5 @@
-"""Mime and MimeLite: server statistics that are frozen while clients train, with and without a control variate.
+"""Mime and MimeLite: clients use the server's statistics, which do not change while clients train, with and without a
+control variate.
 
 S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh: Breaking the centralized barrier
 for cross-device federated learning. NeurIPS 2021 (arXiv 2008.03606).
@@ -24,8 +25,10 @@ class MimeLite(FedAvg):
     y_j = y_{j-1} - eta_l ((1 - beta) g_i(y_{j-1}) + beta s); then c = sum_i p_i G_i(x^r), the mean of the full-batch
     gradients, s <- (1 - beta) c + beta s, x^{r+1} = x^r - eta_g (x^r - xbar). MimeLite proper is beta = 0.
 
-    The symbols are those of :class:`FedAvg`. Without ``dampening`` the factors (1 - beta) are 1, as in torch's
-    momentum.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j local steps, g_i and G_i its
+    gradients on a mini-batch and on all its samples, p_i its aggregation weight, xbar the weighted mean of the final
+    models, and eta_l and eta_g are the learning rates of clients and server. Without ``dampening`` the factors (1 -
+    beta) are 1, as in torch's momentum.
     """
 
     paper = "Karimireddy et al., NeurIPS 2021"
@@ -44,7 +47,7 @@ class MimeLite(FedAvg):
         return Broadcast({"x": server["x"], "s": server["s"]})
 
     def momentum(self, fresh: Tensor, s: Tensor) -> Tensor:
-        """Returns the direction (1 - beta) fresh + beta s, the paper's U; without ``dampening``, fresh + beta s.
+        """Returns the direction (1 - beta) fresh + beta s, the paper's U, or fresh + beta s without ``dampening``.
         ``fresh`` is a gradient, of clients ``[C, width]`` or of the server ``[width]``, and ``s [width]`` are the
         server's statistics, an average of earlier gradients."""
         return (1 - self.beta if self.dampening else 1.0) * fresh + self.beta * s
@@ -66,10 +69,12 @@ class MimeLite(FedAvg):
 
 
 class Mime(MimeLite):
-    """MimeLite with a gradient whose noise is corrected on the same mini-batch: g_i(y_{j-1}) - g_i(x^r) + c.
+    """MimeLite whose clients correct the noise of each gradient on the same mini-batch: g_i(y_{j-1}) - g_i(x^r) + c
+    takes the place of g_i(y_{j-1}).
 
-    The symbols are those of :class:`FedAvg` and :class:`MimeLite`. c is needed before training, so the full-batch
-    gradients are a separate phase.
+    Symbols as in :class:`MimeLite`: x^r is the server's model, y_{j-1} a client's model before local step j, g_i its
+    mini-batch gradient, and c the clients' mean full-batch gradient at x^r. c is needed before training, so these
+    full-batch gradients are a separate phase.
     """
 
     phases = ("gradients", "train")
@@ -81,8 +86,9 @@ class Mime(MimeLite):
         return Broadcast({name: server[name] for name in names})
 
     def gradients(self, client: ClientPhase) -> Result:
-        """Runs the first phase of a round. Returns the uploads of a stack of C clients: G_i(x^r) ``[C, width]``, the
-        gradient on all samples of each client at the server's model. The server averages them to c."""
+        """Runs the first phase of a round, in which each client computes the gradient on all its samples at the
+        server's model x^r. Returns the uploads of a stack of C clients: these gradients G_i(x^r) ``[C, width]``, which
+        the server averages to c."""
         return Result(uploads={"c": Upload.weighted_mean(client.objective.full_gradient(client.start("x")))})
 
     @in_place
@@ -107,14 +113,17 @@ class Mime(MimeLite):
 
 
 class MomentumHyper(base.Hyper):
-    """The hyper-parameters ``algorithm.*`` of :class:`MimeLiteMom` and :class:`MimeMom`: ``beta`` and ``dampening``."""
+    """The hyper-parameters of :class:`MimeLiteMom` and :class:`MimeMom`, ``algorithm.beta`` and
+    ``algorithm.dampening``. Their momentum is (1 - beta) g + beta s with dampening, and g + beta s without, where g is
+    a gradient and s the server's mean."""
 
     beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
     dampening: bool = base.parameter(True, "U = (1 - beta) g + beta s as in the paper, else g + beta s")
 
 
 class MimeLiteMom(MimeLite):
-    """MimeLite with momentum, that is, its formula with the hyper-parameter beta, which is 0 in MimeLite itself."""
+    """MimeLite with momentum: clients step along (1 - beta) g_i + beta s, where g_i is a client's mini-batch gradient
+    and s the server's mean of earlier gradients. beta is a hyper-parameter, which is 0 in MimeLite itself."""
 
     Hyper = MomentumHyper
 
@@ -124,7 +133,8 @@ class MimeLiteMom(MimeLite):
 
 
 class MimeMom(Mime):
-    """Mime with momentum, that is, its formula with the hyper-parameter beta, which is 0 in Mime itself."""
+    """Mime with momentum: clients step along (1 - beta) g + beta s, where g is Mime's corrected gradient and s the
+    server's mean of earlier gradients. beta is a hyper-parameter, which is 0 in Mime itself."""
 
     Hyper = MomentumHyper
 

@@ -28,9 +28,9 @@ class Moon(FedAvg):
     (z_p), s(a, b) = cos(a, b) / T:
         L_con = -log(exp(s(z, z_g)) / (exp(s(z, z_g)) + sum_p exp(s(z, z_p)))).
 
-    The other symbols are those of :class:`FedAvg`. P is ``buffer``. ``first`` says from which model z_p comes at a
-    client's first participation: from none, so that L_con = 0 (``skip``); from a model that is drawn for the client, as
-    in the authors' code (``init``); or from the received model x^r (``global``).
+    As in :class:`FedAvg`, y is the client's model and f_i its loss. P is ``buffer`` and T ``temperature``. ``first``
+    says from which model z_p comes at a client's first participation: from none, so that L_con = 0 (``skip``); from a
+    model that is drawn for the client, as in the authors' code (``init``); or from the received model x^r (``global``).
     """
 
     paper = "Li, He, Song, CVPR 2021"
@@ -74,12 +74,13 @@ class Moon(FedAvg):
         return client.optimizer.descend(carry, "y", gradient)
 
     def loss(self, outputs: Outputs, task: Tensor, known: Tensor, z_g: Tensor, *others: Tensor) -> Tensor:
-        """Returns the loss f_i + mu L_con of each sample of a client's mini-batch, ``[b]``.
+        """Returns the loss f_i + mu L_con of each sample of a client's mini-batch, ``[b]``, where L_con is the
+        contrastive loss.
 
-        ``outputs`` has the representations of the samples under the model that is trained, and ``task`` is their task
-        loss f_i ``[b]``. ``z_g`` and ``others`` are the representations under the global model and under the client's
-        earlier models, the latest first. ``known [1]`` is the number of earlier models that the client has; the loss
-        ignores all ``others`` after them.
+        ``outputs`` has the representations ``[b, d]`` of the samples under the model that is trained, and ``task`` is
+        their task loss f_i ``[b]``. ``z_g`` and ``others`` are the representations under the global model and under the
+        client's earlier models, the latest first. ``known [1]`` is the number of earlier models that the client has;
+        the loss ignores all ``others`` after them.
         """
         similar = torch.stack([torch.cosine_similarity(outputs.features, z, dim=1) for z in (z_g, *others)])
         exists = torch.arange(len(similar), device=known.device) <= known

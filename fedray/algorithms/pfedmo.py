@@ -37,9 +37,10 @@ class PFedMo(Algorithm):
     l_i) over the rounds, s_i = 1 - l_i/u_i, a_i = ``pi`` s_i. Then
         m_i+ = (1 - a_i) mbar + a_i m_rep                             (11)
         x_i+ = (1 - a_i) xbar + a_i x_rep + (mbar - m_i+)             (12)
-    and the global model is x_+ = sum p_i x_i+. Under partial participation a client starts from the current four
-    vectors and its last a_i. A client without a score takes sum p_j a_j of the last cohort in place of a_i, which gives
-    exactly (x_+, m_+).
+    and the global model is x_+ = sum p_i x_i+. x stands for models and m for momentum; the four vectors are xbar, mbar,
+    x_rep and m_rep, and the numbers in parentheses are the paper's equations. Under partial participation a client
+    starts from the current four vectors and its last a_i. A client without a score takes sum p_j a_j of the last cohort
+    in place of a_i, which gives exactly (x_+, m_+), the global model and its momentum.
     """
 
     paper = "Fu, Yang et al., IEEE Trans. Big Data 2024"
@@ -112,16 +113,17 @@ class PFedMo(Algorithm):
         return Result(uploads, kept={"x": carry["x"]})
 
     def score(self, client: ClientPhase) -> Result:
-        """Runs the second phase of a round, ``score``. Returns the number that each client of a stack sends: l_i of
-        eqs. 8-9, ``[C, 1]``, the cross-entropy between the outputs of the client's model and of the representation
-        model on a batch of probe samples."""
+        """Runs the second phase of a round, ``score``. Returns the number that each client of a stack of C clients
+        sends, l_i of the paper's eqs. 8-9, ``[C, 1]``: the cross-entropy between the outputs of the client's model and
+        those of the representation model (the model that the server trains) on a batch of probe samples."""
         logits = client.objective.class_logits(client.kept["x"], client.shared["inputs"])
         cross = -(client.shared["w"] * torch.log_softmax(logits, dim=-1)).sum(-1)
         return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains the representation model on the public set, by the workers' rule, while the clients train. Returns the
-        trained model ``x_rep`` and its momentum ``m_rep``, which replace the server's."""
+        """Trains the representation model on the public set, by the workers' rule, in addition to the clients'
+        training. Returns a dict with the trained model ``x_rep`` and its momentum ``m_rep``, which replace the
+        server's."""
         steps = server.cohort.steps
         client = server.as_client(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
         carry = self.local_steps(client, Carry({"x": client.start("x_rep"), "m": client.start("m_rep")}))

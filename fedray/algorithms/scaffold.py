@@ -23,8 +23,10 @@ class Scaffold(FedAvg):
     c_i - c + (x^r - y_J) / (J eta_l) (``option: 2``); x^{r+1} = x^r + eta_g mean_i (y_i - x^r);
     c <- c + (1/N) sum_S (c_i+ - c_i), so that c = mean_i c_i.
 
-    The symbols are those of :class:`FedAvg`. With ``train.weighting: samples``, c is sum_i (n_i / n) c_i over all
-    clients instead.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j of its J local steps, y_i and
+    y_J its final one, g_i and G_i its gradients on a mini-batch and on all its samples, S the cohort, and N the number
+    of clients that hold samples. c_i+ is the new c_i. With ``train.weighting: samples``, c is sum_i (n_i / n) c_i over
+    all clients instead, where n_i of the n samples are client i's.
     """
 
     paper = "Karimireddy et al., ICML 2020"

@@ -23,8 +23,10 @@ class ScaffoldM(FedAvg):
     mini-batches of the round; g <- mean_i (x^r - y_i) / (J_i eta_l); c <- c + (1/N) sum_S (c_i+ - c_i);
     x^{r+1} = x^r + eta_g mean_i (y_i - x^r).
 
-    The symbols are those of :class:`FedAvg`. With ``train.weighting: samples``, c is sum_i (n_i / n) c_i over all
-    clients instead, so that c stays the mean of the clients' c_i.
+    Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j of its J_i local steps, y_i
+    its final one, g_i its mini-batch gradient, mean_i the weighted mean over the cohort S, and N the number of clients
+    that hold samples. With ``train.weighting: samples``, c is sum_i (n_i / n) c_i over all clients instead, where n_i
+    of the n samples are client i's, so that c stays the mean of the clients' c_i.
     """
 
     name = "scaffold_m"

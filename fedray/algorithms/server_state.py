@@ -1,4 +1,5 @@
-"""What an algorithm's server rules can use: the server's models and vectors, numbers for each client, and the round."""
+"""What an algorithm's server rules can use: the server's models and vectors, numbers for each client, and the current
+round."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class ServerState:
     """What the server of a run holds, and what its rules may know about the current round r.
 
     ``server["m"]`` reads and ``server["m"] = ...`` writes a model or vector; ``server["x"]`` is the model x^r.
-    Everything that must survive a resume has to be in ``vectors`` or in a :meth:`column`, which checkpoints contain.
+    Everything that a resumed run needs has to be in ``vectors`` or in a :meth:`column`, which checkpoints contain.
 
     Args:
         vectors: the server's models and vectors by name.
@@ -43,8 +44,8 @@ class ServerState:
         server_lr: the server learning rate eta_g of this round.
         weighting: how clients are weighted: ``samples`` or ``uniform``.
         total_samples: the number of samples of all clients together.
-        batch_size: B, or None for full batches.
-        public_samples: the size of the public set.
+        batch_size: B, or None if all samples of a client are one mini-batch.
+        public_samples: the size of the public set, samples that no client has.
         test_samples: the size of the test set.
         table: numbers for each client by name, see :meth:`column`.
         round: r, from 1.
@@ -87,22 +88,22 @@ class ServerState:
         self.vectors[name] = value
 
     def column(self, name: str) -> dict[int, float]:
-        """Returns a table column in which the server keeps a number for each client from round to round: a dict from a
-        client's number to the kept number. It is empty at first.
+        """Returns a table column in which the server keeps a number for each client from round to round, as a dict from
+        the client's number to this number. It is empty at first.
 
         The server's rules may change the dict, as in ``server.column("score")[client] = 0.3``. Checkpoints contain it.
         """
         return self.table.setdefault(name, {})
 
     def gap(self, client: int, number: int) -> int:
-        """Returns how many rounds before round ``number`` the client last took part, or 0 if it never did. ``client``
-        is the client's number."""
+        """Returns how many rounds ago, counted from round ``number``, the client with the number ``client`` last took
+        part, or 0 if it never did."""
         return number - self.last_round[client] if client in self.last_round else 0
 
     def shares(self) -> list[float]:
-        """Returns the weight of each client of the cohort among all clients that hold samples, in the order of
-        ``cohort.ids``: n_i / n (its fraction of all samples) if ``weighting`` is ``samples``, and 1 / N if it is
-        ``uniform``."""
+        """Returns the weight of each client of the cohort among all clients that hold samples, not only those of the
+        cohort, in the order of ``cohort.ids``: n_i / n (its fraction of all samples) if ``weighting`` is ``samples``,
+        and 1 / N if it is ``uniform``."""
         if self.weighting == "uniform":
             return [1 / self.N] * len(self.cohort.ids)
         return [size / self.total_samples for size in self.cohort.sizes]

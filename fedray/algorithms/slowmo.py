@@ -20,9 +20,10 @@ class SlowMo(FedAvg):
     """FedAvg with a slow momentum u at the server, over the rounds:
     u <- beta u + (x^r - xbar) / gamma_r; x^{r+1} = x^r - alpha gamma_r u, where gamma_r is the clients' rate eta_l.
 
-    The symbols are those of :class:`FedAvg`. The base optimizer is the clients' SGD with ``train.momentum``. ``buffer``
-    says what becomes of its momentum buffer: it starts from zero in every round (``reset``), is kept by each client
-    (``maintain``), or is averaged at the server and sent to the cohort (``average``).
+    Symbols as in :class:`FedAvg`: x^r is the server's model, and xbar the weighted mean of the clients' final models.
+    The base optimizer is the clients' SGD with ``train.momentum``. ``buffer`` says what happens to its momentum buffer:
+    it starts from zero in every round (``reset``), is kept by each client (``maintain``), or is averaged at the server
+    and sent to the cohort (``average``).
     """
 
     paper = "Wang et al., ICLR 2020"

@@ -1,1 +1,1 @@
-"""The commands of the command line, one file each."""
+"""The command line ``fedray``: a module for each command, and what the commands share."""

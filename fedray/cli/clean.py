@@ -1,4 +1,5 @@
-"""The command ``fedray clean``: shows what runs have left on this machine or cluster, and removes it."""
+"""The command ``fedray clean``: shows what runs have left on this machine or cluster, and removes what nobody uses any
+more."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ also in engine.spill_dir."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray clean`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray clean`` to the command line, with its arguments and help. The command shows what runs
+    have left behind, and removes it if the user wants it. ``commands`` is what ``add_subparsers`` of argparse has
+    returned."""
     parser = commands.add_parser(
         "clean",
         help="show and remove what killed runs have left",
@@ -77,7 +79,9 @@ def _leavings(config: Config, sweeps: str, cluster: bool, remove: bool) -> tuple
 
 
 def table_of(leavings: Sequence[Leaving]) -> Iterator[str]:
-    """Yields the lines of a table with a row for each of ``leavings``."""
+    """Yields the lines of the table that ``fedray clean`` prints: a row for each of ``leavings``, the files and folders
+    that runs have made for their own use. It says how large each is and whether a process still uses it. Yields nothing
+    if there are none."""
     if leavings:
         rows = [("machine", "what", "size", "last change", "", "path", "of")]
         for each in sorted(leavings, key=lambda each: (each.host, each.path)):

@@ -1,4 +1,4 @@
-"""The command ``fedray compare``."""
+"""The command ``fedray compare``: compares runs that have ended."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MANY = 40
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray compare`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray compare`` to the command line, with its arguments and help. The command compares runs
+    that have ended, in tables and pictures. ``commands`` is what ``add_subparsers`` of argparse has returned."""
     parser = commands.add_parser(
         "compare",
         help="compare runs: tables, curves and a page",

@@ -1,4 +1,4 @@
-"""The command ``fedray costs``."""
+"""The command ``fedray costs``: compares what the algorithms cost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedray.errors import UserError
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray costs`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray costs`` to the command line, with its arguments and help. The command compares how many
+    bytes and FLOPs the algorithms take. ``commands`` is what ``add_subparsers`` of argparse has returned."""
     text = "compare what the algorithms cost: bytes and FLOPs"
     parser = commands.add_parser(
         "costs",

@@ -26,8 +26,9 @@ SOURCE is the same as data.source=SOURCE. Keys: see fedray keys."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray data`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray data`` to the command line, with its arguments and help. The command shows how data are
+    spread over the clients, or prepares a large data set. ``commands`` is what ``add_subparsers`` of argparse has
+    returned."""
     parser = commands.add_parser(
         "data",
         help="show how the data are spread over the clients, or prepare them",

@@ -1,4 +1,5 @@
-"""The command ``fedray doctor``: says what would go wrong on this machine or cluster before a run finds out."""
+"""The command ``fedray doctor``: says what would go wrong on this machine or cluster, before a run fails because of
+it."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ asked for."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray doctor`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray doctor`` to the command line, with its arguments and help. The command says what would
+    go wrong if runs computed on this machine or cluster. ``commands`` is what ``add_subparsers`` of argparse has
+    returned."""
     parser = commands.add_parser(
         "doctor",
         help="say what would go wrong on this machine or cluster",
@@ -61,7 +63,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _folders(config: Config) -> dict[str, str]:
-    """Returns the folders that a run uses on each node, by their purposes."""
+    """Returns the paths of the folders that a run uses on each node, by what they are for, such as "cache"."""
     from fedray.engine.ray.local_cluster import private_folder
     from fedray.util.cache import cache_folder
 
@@ -70,7 +72,8 @@ def _folders(config: Config) -> dict[str, str]:
 
 
 def _of_cluster(config: Config, asks_for_data: bool) -> tuple[list[Facts], dict[str, float], list[Finding]]:
-    """Returns the facts about all nodes, how far their clocks are ahead, and what would go wrong."""
+    """Examines all nodes of the Ray cluster. Returns the facts about each node, by the name of the node how many
+    seconds its clock is ahead of this machine's, and what would go wrong."""
     with connected(config, print):
         from fedray.engine.machines.cluster import clocks_of_cluster, facts_of_cluster
         from fedray.engine.machines.findings import Finding, findings
@@ -85,8 +88,12 @@ def _of_cluster(config: Config, asks_for_data: bool) -> tuple[list[Facts], dict[
 
 
 def connected(config: Config, say: Callable[[str], None]) -> Any:
-    """Returns a context with a connection to the Ray cluster that a run with this ``config`` would join. Raises
-    :class:`UserError` if the run would start one."""
+    """Connects this process to the Ray cluster that a run with the configuration ``config`` would join, for the option
+    ``--cluster`` of commands. Returns a context manager that ends the connection.
+
+    ``say(line)`` shows a line to the user. Raises :class:`UserError` if there is no cluster to join, so that such a run
+    would start one.
+    """
     from fedray.engine.ray.cluster import existing_cluster
     from fedray.engine.ray.start import RayStart
 
@@ -108,8 +115,13 @@ def _data_files(config: Config) -> list[str]:
 
 
 def table_of(nodes: Sequence[Facts], clocks: Mapping[str, float]) -> Iterator[str]:
-    """Yields the lines of a table with a row for each machine: how much of what it has. ``clocks`` is as in
-    :func:`~fedray.engine.machines.findings.findings`."""
+    """Yields the lines of the table that ``fedray doctor`` prints, with a row for each machine: its CPUs, memory, GPUs,
+    the sizes of Ray's object store and of /dev/shm, and free disk space.
+
+    ``nodes`` are the facts about the machines (:func:`fedray.engine.machines.facts.gather`). ``clocks`` has, by the
+    name of a machine, how many seconds its clock is ahead of this machine's; if it is empty, the table has no column
+    for the clock.
+    """
     from fedray.engine.machines.findings import IN_WORDS, allowed, gigabytes
 
     rows = [("machine", "CPUs", "memory free", "GPUs", "object store", "/dev/shm", "temporary files free", "clock")]

@@ -1,4 +1,4 @@
-"""The command ``fedray evaluate``."""
+"""The command ``fedray evaluate``: evaluates a saved model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ portable_bits and channels_last."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray evaluate`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray evaluate`` to the command line, with its arguments and help. The command evaluates a
+    saved model. ``commands`` is what ``add_subparsers`` of argparse has returned."""
     parser = commands.add_parser(
         "evaluate",
         help="evaluate a saved model on any data",

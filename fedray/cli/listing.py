@@ -22,8 +22,8 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
     """Yields the lines that ``fedray keys`` prints: for each key of the configuration its default, description and
     type.
 
-    ``model`` is the class of the section whose keys are listed, and ``prefix`` is put in front of their names, as in
-    ``algorithm.mu``; without ``model``, all keys are listed. On a terminal that is too narrow, the description
+    ``model`` is the class of a section, of which only the keys are listed; without it, all keys are listed. ``prefix``,
+    such as ``algorithm.``, is put in front of the names of the keys. On a terminal that is too narrow, the description
     continues in the next line. Output into a pipe is not wrapped.
     """
     from fedray.config import Config, documented_keys
@@ -34,7 +34,8 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines that ``fedray algorithms`` prints: for each algorithm its paper, rule and hyper-parameters.
-    ``names`` are the algorithms to list, by default all that come with fedray."""
+    ``names`` are the algorithms to list, by default all that come with fedray. Raises :class:`UserError` if there is no
+    such algorithm."""
     from fedray.algorithms import find_algorithm, known_algorithms
 
     for name in names or known_algorithms():
@@ -46,7 +47,8 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines that ``fedray models`` prints: for each model its options, and the devices on which its results
-    are the same to the bit. ``names`` are the models to list, by default all that come with fedray."""
+    are the same to the bit. ``names`` are the models to list, by default all that come with fedray. Raises
+    :class:`UserError` if there is no such model."""
     from fedray.models import MODELS, find_model, options_of
     from fedray.models.bits import promise, where_measured
 
@@ -64,8 +66,8 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
     """Yields the lines that ``fedray datasets`` prints: data sources with their variants, and ways of partitioning
-    samples among clients, with their keys. ``names`` are the sources and partitions to list, by default all that come
-    with fedray."""
+    samples among clients with their keys. ``names`` are the sources and partitions to list, by default all that come
+    with fedray. Raises :class:`UserError` if there is no such source or partition."""
     from fedray.data.partitions.partition import PARTITIONERS
     from fedray.data.sources.source import SOURCES
 
@@ -113,15 +115,16 @@ def _facts(cls: type[Algorithm]) -> str:
 
 
 def paragraph(text: str, indent: int = 0) -> list[str]:
-    """Returns ``text`` as a list of lines that fit into the terminal, and have at most 120 characters. Each line begins
-    with ``indent`` blanks."""
+    """Wraps ``text`` for the terminal: returns a list of lines that fit into its width and have at most 120 characters.
+    Each line begins with ``indent`` blanks."""
     first = " " * indent
     width = min(_width(), 120)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns a table as lines, with a column for each cell of a row."""
+    """Lays out a table for printing: returns a line for each of ``rows``, whose cells are padded with blanks so that
+    the columns are aligned. All rows must have the same number of cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -24,15 +24,18 @@ TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs", "doctor", "clean"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command of ``arguments``, the words after ``fedray`` such as ``["run", "train.lr=0.1"]``, and returns
-    the exit code. Errors are printed in one line."""
+    """Runs a command of the command line and returns its exit code. ``arguments`` are the words after ``fedray``, such
+    as ``["run", "train.lr=0.1"]``. Errors that a user can cause are printed in one line."""
     return exit_code(lambda: _command(arguments))
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Calls ``command()`` and returns the exit code of the program: the result of ``command()``, or, if it raises, 1
-    for an internal failure, 2 for a user's error and 130 for an interruption. The error is printed on standard error,
-    in one line."""
+    """Calls ``command()``, the main function of a program, and returns the program's exit code. This is the result of
+    ``command()``, or, if that raises an error, 2 for :class:`UserError`, 1 for :class:`ClientError` and 130 for an
+    interruption (Ctrl-C). The error is printed on standard error, in one line.
+
+    If the reader of the output has closed it, as in ``| head``, the exit code is 141. Other exceptions are not caught.
+    """
     try:
         code = command()
         # flushed here, so that the error is caught if the reader of the output has gone
@@ -79,10 +82,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Checks the words of a command line before argparse reads them. Raises :class:`UserError` for an unknown command,
-    and for keys without their ``=``.
+    """Checks the words of a command line before argparse reads them, because argparse would not suggest the command
+    that was meant, and does not know the keys of the configuration.
 
-    argparse's own messages would not suggest the command that was meant, and argparse does not know the keys.
+    Raises :class:`UserError` for an unknown command, and for a key that is not followed by ``=`` and a value.
     """
     if not arguments or arguments[0].startswith("-"):
         return

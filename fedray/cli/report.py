@@ -1,4 +1,4 @@
-"""The command ``fedray report``."""
+"""The command ``fedray report``: makes a page about a run, a sweep or a suite."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ table of the winners, and all of its sweeps."""
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray report`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray report`` to the command line, with its arguments and help. The command makes a page
+    about a run, a sweep (a search over hyper-parameters) or a suite (several sweeps whose winners are compared).
+    ``commands`` is what ``add_subparsers`` of argparse has returned."""
     parser = commands.add_parser(
         "report",
         help="make a page about a run, a sweep or a suite",

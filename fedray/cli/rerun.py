@@ -22,8 +22,8 @@ class Rerun:
     """A run that was made a second time, to check that its results can be reproduced.
 
     ``original`` is the folder of the first run, and ``result`` the result of the second. ``rounds`` is the number of
-    rounds that both have. ``differ`` names what is not the same to the bit in these rounds: columns of metrics.csv, and
-    ``model`` for the final model.
+    rounds that both runs have, in which they are compared. ``differ`` names what is not the same to the bit: columns of
+    metrics.csv in these rounds, and ``model`` for the final model.
     """
 
     original: Path
@@ -33,13 +33,19 @@ class Rerun:
 
 
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
-    """Repeats the run in ``folder`` with the configuration that is recorded there, to check that the results are the
-    same. If ``folder`` is that of a sweep's trial, all runs of the trial are repeated. The repetitions are in new
-    folders below ``runs/``.
+    """Repeats a run, or all runs of a sweep's trial, and compares the results, to check that they can be reproduced.
 
-    ``overrides`` are texts ``key=value`` that replace keys of the run's configuration. With ``verbose``, progress is
-    shown. Returns a :class:`Rerun` for each run that was repeated; after an interruption the remaining runs are left
-    out. Raises :class:`UserError` if there is no run in the folder, or the run has not finished a round.
+    Args:
+        folder: The folder of the run, or of the trial (one choice of hyper-parameters). Each run is repeated with the
+            configuration that is recorded in its folder, in a new folder below ``runs/``.
+        overrides: Texts ``key=value`` that replace keys of the recorded configuration.
+        verbose: Whether progress is shown.
+
+    Returns:
+        A :class:`Rerun` for each run that was repeated. After an interruption the remaining runs are left out.
+
+    Raises:
+        UserError: There is no run in ``folder``, or a run there has not finished a round.
     """
     from fedray.api import simulate
     from fedray.tracking.folder import UNRECORDED
@@ -81,8 +87,8 @@ def _parts_outside_sweep(run: Path) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the folders of the runs to repeat: ``folder`` itself if it is a run's, or the run folders of all seeds in
-    it if it is a trial's.
+    """Finds the runs in ``folder`` and returns their folders: ``folder`` itself if it is the folder of a run, or the
+    folders of the runs with different seeds if it is the folder of a sweep's trial.
 
     Raises :class:`UserError` if there is no run.
     """

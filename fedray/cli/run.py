@@ -1,4 +1,4 @@
-"""The command ``fedray run``."""
+"""The command ``fedray run``: runs an experiment."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedray.errors import UserError
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray run`` to the command line, with its arguments and help. ``commands`` are the subparsers
-    of argparse."""
+    """Adds the command ``fedray run`` to the command line, with its arguments and help. The command runs an experiment,
+    or repeats one. ``commands`` is what ``add_subparsers`` of argparse has returned."""
     lists = "fedray algorithms, fedray models and fedray datasets show what exists."
     parser = commands.add_parser(
         "run",

@@ -1,4 +1,4 @@
-"""What all commands with settings share: how they read files and ``key=value`` words, and their exit codes."""
+"""What the commands share that take settings: how they read files and ``key=value`` words, and their exit codes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that describe a run to the ``parser`` of a command: a config file and overrides such as
-    ``train.lr=0.1``. The parsed options have them as a list of words, the attribute ``settings``."""
+    ``train.lr=0.1``. In the options that the parser returns, the attribute ``settings`` is the list of these words."""
     settings = "a config file, and overrides; of a key that is given twice the last value counts"
     parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=settings)
 
 
 def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits the words of a command line into files and overrides. Returns two lists: the words without "=" and the
-    URIs, which name files, and the words ``key=value``."""
+    """Separates the words of a command line into files and overrides. Returns two lists: the names of files, which are
+    words without "=" and URIs, and the overrides, which are all other words, such as ``train.lr=0.1``."""
     files = [text for text in settings if "=" not in text or is_uri(text)]
     return files, [text for text in settings if text not in files]
 

@@ -1,4 +1,4 @@
-"""The command ``fedray tune``."""
+"""The command ``fedray tune``: searches hyper-parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command ``fedray tune`` to the command line, with its arguments and help. ``commands`` are the
-    subparsers of argparse."""
+    """Adds the command ``fedray tune`` to the command line, with its arguments and help. The command searches
+    hyper-parameters or resumes a search. ``commands`` is what ``add_subparsers`` of argparse has returned."""
     search = "search hyper-parameters on Ray, or resume a search"
     again = "Give the same command again to resume where it was stopped or killed."
     parser = commands.add_parser(

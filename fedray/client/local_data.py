@@ -1,4 +1,5 @@
-"""The samples of a stack of clients, and the mini-batches that are made of them."""
+"""The samples of a stack of clients (clients that are trained together), and the mini-batches that are made of the
+samples."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ GATHERED_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 
 class LocalData:
     """The samples of C clients of a stack (clients that are trained together), and their mini-batches in one round.
-    ``n`` and ``J`` are the clients' numbers of samples and of local steps, each ``[C, 1]`` float32. Algorithms reach it
-    as ``client.data``.
+    Algorithms reach it as ``client.data``. ``n`` and ``J`` are the clients' numbers of samples and of local steps, each
+    ``[C, 1]`` float32.
 
     Args:
         samples: The data set that contains the clients' samples.
@@ -36,8 +37,8 @@ class LocalData:
         indices: For each client the indices of its samples in ``samples``.
         steps: For each client the number of its local steps.
         round: The round, from 1, for which the order of the samples is drawn.
-        purpose: What the mini-batches are drawn for.
-        clock: Measures the time that reading samples takes.
+        purpose: What the mini-batches are drawn for, usually local training.
+        clock: Measures the time that reading samples takes; None for a new clock.
 
     Example:
         for batch in client.data.batches():
@@ -73,19 +74,21 @@ class LocalData:
         return torch.ceil(self.n / size).clamp(min=1) if size else torch.ones_like(self.n)
 
     def epoch(self, j: int) -> Tensor:
-        """Returns for each client the number of the epoch, from 0, to which the local step ``j`` belongs, as a column
-        ``[C, 1]``. An algorithm can use it to do something at the beginning of each epoch."""
+        """Returns for each client the number of the epoch, from 0, to which the local step ``j`` (from 0) belongs, as a
+        column ``[C, 1]``. An algorithm can use it to do something at the beginning of each epoch."""
         lengths = self.epoch_steps()
         # of two tensors, because a number divided by a tensor is multiplied by its rounded inverse
         return torch.floor(torch.full_like(lengths, j) / lengths)
 
     def begins_epoch(self, j: int) -> Tensor:
-        """Returns whether an epoch begins with local step ``j``, for each client, as a column ``[C, 1]``."""
+        """Returns for each client whether local step ``j`` (from 0) is the first of an epoch, as a bool column ``[C,
+        1]``."""
         return self.epoch(j) > self.epoch(j - 1)
 
     def batches(self) -> Iterator[Batch]:
         """Yields the mini-batches ``[C, b, ...]`` of the C clients, for the local steps j = 0, 1, ... in which at least
-        one client takes part. Clients that have already made all their local steps have only padding in them."""
+        one client takes part. For clients that have already made all their local steps, a mini-batch has only
+        padding."""
         made = self._batches()
         while True:
             with self.clock.on("data"):
@@ -145,9 +148,9 @@ class LocalData:
         ]
 
     def drawn(self, row: int, step: int) -> Indices:
-        """Returns which samples were drawn for one mini-batch: their indices ``[b]`` in the data set, for the client in
-        ``row`` of the stack and the local step ``step``. It serves to name a sample in an error. If the mini-batch has
-        padding, its entries repeat the client's first sample."""
+        """Finds the samples of one mini-batch, for example to name a sample in an error: returns their indices ``[b]``
+        in the data set, for client number ``row`` of the C clients (from 0) and the local step ``step``. If the
+        mini-batch has padding, its indices are that of the client's first sample."""
         indices: Indices = self._padded()[0][step, row]
         return indices
 

@@ -1,4 +1,4 @@
-"""The losses that clients minimise: their gradients and forward passes at any models."""
+"""The losses that clients minimise: computes gradients and forward passes at any models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PART = 256
 
 
 class Objective:
-    """The losses f_i of C clients that are trained together: computes their gradients and forward passes at any models.
+    """The losses f_i of C clients that are trained together: computes gradients and forward passes at any models.
     Algorithms reach it as ``client.objective``.
 
     A forward pass in training mode updates the buffers of the models that it uses, in place.
@@ -63,14 +63,15 @@ class Objective:
         """Returns the gradient ``[C, width]`` of the mean loss over each client's mini-batch. The buffers of the models
         ``at`` are updated in place, as a forward pass in training mode updates them.
 
-        It may be called several times for one mini-batch; dropout is the same each time. Of the first call in a local
-        step, the loss and the metric that the task follows are logged (:meth:`logged`).
+        It may be called several times for one mini-batch; dropout is the same each time. The first call in a local step
+        also logs the loss and the metric that the task follows, such as the accuracy (:meth:`logged`).
 
         Args:
             at: The C models ``[C, row_width]`` at which the gradient is computed.
             batch: The clients' mini-batches, as :meth:`LocalData.batches` yields them.
             loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, a loss of the algorithm that replaces the task's.
-                ``outputs`` are the :class:`Outputs` of one client.
+                It is called for each client: ``outputs`` are the :class:`Outputs` of the client's forward pass,
+                ``task_losses`` the task's loss of each sample.
             extras: Tensors ``[C, ...]``. ``loss`` gets the client's row of each.
 
         Raises:
@@ -83,9 +84,9 @@ class Objective:
 
     @contextlib.contextmanager
     def _naming(self, samples: Callable[[int], Indices], first: int = 0) -> Iterator[None]:
-        """A context in which the error about a target that the loss can't take becomes a :class:`UserError` that names
-        the client and the item. ``samples(row)`` are the indices of the samples in the mini-batch of the client in row
-        ``first + row`` of the stack."""
+        """A context in which an error about a target for which the loss can't be computed becomes a :class:`UserError`
+        that names the client and the item. ``samples(row)`` are the indices of the samples in the mini-batch of the
+        client in row ``first + row`` of the stack."""
         try:
             yield
         except UnfitTarget as error:
@@ -93,9 +94,8 @@ class Objective:
             raise UserError(f"item {item} of the training data, which client {client} holds: {error}") from None
 
     def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
-        """Runs the forward passes of the mini-batches ``batch`` at the C models ``at`` now, and returns an object that
-        computes their gradient later. It is for losses that also need outputs of other models, which are computed in
-        between.
+        """Runs the forward passes of the mini-batches ``batch`` at the C models ``at`` now, so that their gradient can
+        be computed later. It is for losses that also need outputs of other models, which are computed in between.
 
         ``training_pass(at, batch).gradient(loss, extras)`` returns the gradient ``[C, width]``, which equals
         ``gradient(at, batch, loss, extras)``.
@@ -136,26 +136,28 @@ class Objective:
         return [float(each.sum()) / total for each in torch.split(weights, [len(part) for part in parts])]
 
     def forward(self, at: Model, x: Any) -> Outputs:
-        """Runs a forward pass at the C models ``at`` in evaluation mode, and returns its :class:`Outputs`, whose logits
-        are ``[C, b, ...]``. The inputs are ``x [C, b, ...]``, or ``x [b, ...]`` if they are the same for all
-        clients."""
+        """Runs a forward pass at the C models ``at`` in evaluation mode, without gradients. Returns its
+        :class:`Outputs`: the logits ``[C, b, ...]``, and the features ``[C, b, d]``, which are the inputs of the last
+        linear layer (None if there is none). The inputs are ``x [C, b, ...]``, or ``x [b, ...]`` if they are the same
+        for all clients."""
         if leaves(x)[0].dim() == leaves(self.data.samples.form)[0].dim():
             x = map_leaves(lambda same: same.expand(len(self.data.ids), *same.shape), x)
         with self.clock.on("gradient"):
             return self.network.forward(at, x, self._draws(NO_STEP))
 
     def class_logits(self, at: Model, x: Any) -> Tensor:
-        """Returns the logits of C models ``at`` in evaluation mode, with the classes as the last axis: ``[C, b, ...,
-        classes]``. Its arguments are those of :meth:`forward`, whose logits may have the classes on another axis."""
+        """Returns the class logits of the C models ``at`` for the inputs ``x``, in evaluation mode. Unlike in
+        :meth:`forward`, which takes the same arguments, the classes are always the last axis: ``[C, b, ...,
+        classes]``."""
         logits: Tensor = self.forward(at, x).logits
         axis = self.network.task.class_axis
         return logits if axis == -1 else logits.movedim(axis + 1, -1)
 
     def logged(self) -> dict[str, list[float | None]]:
-        """Returns each client's training loss, and the metric that the task follows, as a dict of lists: ``{"loss":
-        [C], "accuracy": [C]}``. Each number is a mean over the mini-batches of the client's local steps in which a
-        gradient was computed, and None for a client without any. If no gradient was computed at all, the dict is
-        empty."""
+        """Returns each client's training loss in the round, and the metric that the task follows, such as the accuracy,
+        as a dict of lists: ``{"loss": [C], "accuracy": [C]}``. Each number is a mean over the mini-batches of the
+        client's local steps in which a gradient was computed, and None for a client without any. If no gradient was
+        computed at all, the dict is empty."""
         if not self._losses:
             return {}
         # plain numbers, because arrays would take longer for so few
@@ -192,6 +194,6 @@ class Objective:
 
     def _draws(self, step: int, first: int = 0) -> Draws:
         """Returns a function that fixes the random numbers (dropout) of a local step: called with a row, it returns a
-        context for the client at position ``first + row`` of the stack."""
+        context in which they are drawn for the client at position ``first + row`` of the stack."""
         seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
         return lambda row: self.network.rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

@@ -1,5 +1,5 @@
-"""The clients' optimizer (SGD, Adam or AdamW, with clipping and weight decay), and what local training carries from
-step to step."""
+"""The clients' optimizer (SGD, Adam or AdamW, with clipping and weight decay), and the values that local training
+carries from one local step to the next."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedray.gradients.rows import by_rows
 
 
 class Memory(NamedTuple):
-    """What the clients' optimizer has stored about the steps of one of their models: vectors ``[C, width]`` by name in
-    ``buffers``, such as ``momentum``, and the number of ``steps``."""
+    """What the clients' optimizer has stored about the steps of one model, such as momentum: vectors ``[C, width]`` of
+    C clients by name in ``buffers``, and the number of ``steps`` that Adam has made."""
 
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     steps: int = 0
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
-        """Returns the optimizer's vector ``name``, such as ``momentum``, ``[C, width]``. Before the first step it is
-        zeros in the shape of ``like``."""
+        """Returns the optimizer's vector ``name``, such as ``momentum``, ``[C, width]``; before the first step, zeros
+        in the shape of ``like``."""
         found = self.buffers.get(name)
         return torch.zeros_like(like) if found is None else found
 
@@ -34,7 +34,7 @@ NEW = Memory()
 
 class Carry:
     """What local training carries from one local step to the next: the algorithm's models and vectors of C clients, and
-    what the clients' optimizer has stored about each model that it trains.
+    what the clients' optimizer has stored about each model that it trains, such as momentum.
 
     A carry is never changed; each step makes a new one. Only the models in ``overwritable`` may be changed in place, by
     the next step.
@@ -74,14 +74,14 @@ class Carry:
         return found[0]
 
     def update(self, **values: Any) -> Carry:
-        """Returns a new carry in which ``values``, models or vectors by name, replace those of the same names or are
-        added: ``carry.update(total=total)``. Other values, and what the optimizer has stored, are taken from this
+        """Returns a new carry in which ``values``, models or vectors by name, are added or replace those of the same
+        names: ``carry.update(total=total)``. Everything else, including what the optimizer has stored, is that of this
         carry."""
         kept = self.overwritable - values.keys()
         return Carry({**self._values, **values}, memories=self.memories, overwritable=kept)
 
     def moved(self, name: str, direction: Tensor, by: float, in_place: bool) -> Carry:
-        """Returns a carry in which the C models ``name`` have made a step: ``by`` times ``direction [C, width]`` is
+        """Makes a step of the C models ``name``: returns a carry in which ``by`` times ``direction [C, width]`` is
         added to their parameters. With ``in_place``, the next call may overwrite the resulting models, which is faster
         than making new ones."""
         if name in self.overwritable:
@@ -93,8 +93,8 @@ class Carry:
         return carry
 
     def released(self) -> Carry:
-        """Returns a carry with the same values, none of which the next step may overwrite, because the caller still
-        needs them."""
+        """Protects the models of this carry from being overwritten, because the caller still needs them: returns a
+        carry with the same values, none of which the next step may overwrite."""
         return Carry(self._values, memories=self.memories) if self.overwritable else self
 
     def memory(self, name: str) -> Memory:
@@ -103,19 +103,20 @@ class Carry:
         return self.memories.get(name, NEW)
 
     def remember(self, name: str, buffers: Mapping[str, Tensor], steps: int = 0) -> Carry:
-        """Returns a carry in which the optimizer has stored ``buffers``, vectors ``[C, width]`` by name, and the number
-        of ``steps`` for the model ``name``. The optimizer calls it at each step. An algorithm can call it before the
-        first step, to begin with another momentum than zero: ``carry.remember("y", {"momentum": b})``."""
+        """Stores the optimizer's vectors: returns a carry in which the model ``name`` has ``buffers``, vectors ``[C,
+        width]`` by name, and the number of ``steps``. The optimizer calls it at each step. An algorithm can call it
+        before the first step, to begin with another momentum than zero: ``carry.remember("y", {"momentum": b})``."""
         memories = {**self.memories, name: Memory(buffers, steps)}
         return Carry(self._values, memories=memories, overwritable=self.overwritable)
 
     @staticmethod
     def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
-        """Returns a carry that has the values of ``one`` for the clients for which ``chosen [C, 1]`` is true, and those
-        of ``other`` for the other clients. It is used when some clients of a stack have made all their local steps.
+        """Chooses between two carries for each client, when some clients of a stack have made all their local steps:
+        returns a carry with the values of ``one`` for the clients for which ``chosen [C, 1]`` is true, and those of
+        ``other`` for the others.
 
         Clients that get the values of ``other`` make no further steps, so the numbers of the optimizer's steps are
-        taken from ``one``.
+        those of ``one``.
         """
         memories = {}
         for name, (buffers, steps) in one.memories.items():
@@ -132,12 +133,13 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 class LocalOptimizer:
     """The optimizer of C clients that are trained together: SGD, Adam or AdamW, with clipping and weight decay.
-    Algorithms reach it as ``client.optimizer``. What it stores from step to step, such as momentum, is in the carry,
-    which is new in each round unless ``train.momentum_reset`` says otherwise.
+    Algorithms reach it as ``client.optimizer``. What it stores from step to step, such as momentum, is in the
+    :class:`Carry` that goes through local training. Momentum begins at zero in each round, unless
+    ``train.momentum_reset`` says otherwise.
 
-    With ``in_place``, a step overwrites the models that the step before it made, which is faster than making new ones.
-    ``momentum_to_keep`` has the momentum with which the clients' last local training of the round ended, ``[C, width]``
-    by the name of the model, if they keep it for the next round.
+    If the attribute ``in_place`` is true, a step overwrites the models that the step before it made, which is faster
+    than making new ones. If clients keep their momentum for the next round, ``momentum_to_keep`` has it after local
+    training, ``[C, width]`` by the name of the model.
 
     Args:
         training: The optimizer's name and hyper-parameters, from the section ``train``.
@@ -165,21 +167,24 @@ class LocalOptimizer:
         self.momentum_to_keep: dict[str, Tensor] = {}
 
     def resume(self, carry: Carry) -> Carry:
-        """Returns a carry in which each model has the momentum that its clients have kept since they last took part
-        (``train.momentum_reset: never``)."""
+        """Restores momentum at the beginning of local training: returns a carry in which each model has the momentum
+        that its clients have kept since they last took part (``train.momentum_reset: never``). If they keep none,
+        ``carry`` is unchanged."""
         for name, momentum in (self._kept_momentum or {}).items():
             carry = carry.remember(name, {"momentum": momentum})
         return carry
 
     def reset(self, carry: Carry, chosen: Tensor) -> Carry:
-        """Returns a carry in which the momentum is 0 again for the clients for which ``chosen [C, 1]`` is true."""
+        """Returns a carry in which what the optimizer has stored, such as momentum, is 0 again for the clients for
+        which ``chosen [C, 1]`` is true."""
         for name, memory in carry.memories.items():
             kept = {key: torch.where(chosen, 0.0, buffer) for key, buffer in memory.buffers.items()}
             carry = carry.remember(name, kept, memory.steps)
         return carry
 
     def keep(self, carry: Carry) -> None:
-        """Notes the momentum after the last local step for the next round in which the clients take part."""
+        """Stores the momentum in ``momentum_to_keep`` after the last local step, if the clients keep it for the next
+        round in which they take part."""
         if self._kept_momentum is not None:
             self.momentum_to_keep |= {name: memory.buffers["momentum"] for name, memory in carry.memories.items()}
 
@@ -233,8 +238,8 @@ class LocalOptimizer:
         return m / (1 - beta1**t) / scale, carry.remember(name, {"m": m, "v": v}, t)
 
     def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
-        """Makes one local step: returns a carry in which each parameter w of the models ``carry[name]`` has become w -
-        eta_l * direction, where the direction comes from :meth:`direction` (of plain SGD it is the gradient).
+        """Makes one local step of the models ``carry[name]``: returns a carry in which each of their parameters w has
+        become w - eta_l * direction. The direction comes from :meth:`direction`; for plain SGD it is the gradient.
 
         Args:
             carry: The models, and what the optimizer has stored about their earlier steps.

@@ -1,4 +1,4 @@
-"""What an algorithm sees of a stack of clients in a phase."""
+"""What an algorithm sees of a stack of clients (clients that are trained together) in a phase, a part of a round."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from fedray.gradients.network import Network
 
 def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
     """Divides a cohort of ``members`` clients into stacks, groups of at most ``chunk`` clients that are trained
-    together. Returns the positions in the cohort at which each stack begins and ends: ``[(0, 2), (2, 5)]`` for 5
-    clients and a ``chunk`` of 3. The sizes of stacks differ by one at most.
+    together. Returns the positions in the cohort at which each stack begins and ends, from 0: ``[(0, 2), (2, 5)]`` for
+    5 clients and a ``chunk`` of 3. The sizes of stacks differ by one at most.
 
-    The number of stacks is a power of two, so that two, four or eight workers have equal amounts of work.
+    The number of stacks is a power of two, so that two, four or eight workers have equal amounts of work; if that would
+    make empty stacks, it is smaller.
     """
     count = 1
     while members > chunk * count:
@@ -41,12 +42,12 @@ def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
 
 @dataclass
 class Stack:
-    """A stack: C clients that are trained together. Every list has an entry for each of the clients.
+    """Describes a stack: C clients that are trained together. Every list has an entry for each of the clients.
 
-    ``ids`` are the clients' numbers, ``indices`` the indices of a client's samples, ``steps`` its number of local
-    steps, and ``weights`` its aggregation weight. ``gaps`` are the numbers of rounds since a client last took part, 0
-    if it never did. ``scalars`` are the numbers that the server sent to each client, as lists by name. ``purpose`` is
-    what mini-batches are drawn for.
+    ``ids`` are the clients' numbers, ``indices`` the indices of each client's samples in the training set, ``steps``
+    the clients' numbers of local steps, and ``weights`` their aggregation weights. ``gaps`` are the numbers of rounds
+    since each client last took part, 0 if it never did. ``scalars`` are the numbers that the server sent to each
+    client, as lists by name. ``purpose`` is what mini-batches are drawn for.
     """
 
     ids: Sequence[int]
@@ -142,7 +143,7 @@ class ClientPhase:
 
     def start(self, name: str) -> Any:
         """Returns what local training starts from: C copies, one for each client, of the model or vector ``name`` in
-        the server's broadcast. A model has rows ``[C, row_width]``, a vector ``[C, width]``."""
+        the server's broadcast. A model is returned as ``[C, row_width]``, a vector as ``[C, width]``."""
         shared = self.shared[name]
         if not isinstance(shared, Model):
             return shared.expand(self.size, -1)
@@ -174,27 +175,29 @@ class ClientPhase:
 
     def initial_models(self, per_client: bool) -> Model:
         """Returns C models, one for each client: copies of the initial model x^1 of the run, or, with ``per_client``, a
-        model of its own for each client, with random initial weights that depend on the client's number."""
+        different model for each client, with random initial weights that depend on the client's number."""
         assert self._initial is not None
         models = [self._initial(client if per_client else None) for client in self.stack.ids]
         return Model(torch.stack([model.row for model in models]), models[0].width)
 
     def at_epochs(self, carry: Carry, j: int) -> Carry:
-        """Returns the carry for local step ``j``, in which the clients whose epoch begins with it have no momentum, if
-        ``train.momentum_reset`` is ``epoch``."""
+        """Resets momentum at the beginning of an epoch, if ``train.momentum_reset`` is ``epoch``: returns the carry
+        with which local step ``j`` begins. In it the clients for which an epoch begins with step ``j`` have no
+        momentum."""
         if self.optimizer.training.momentum_reset != "epoch":
             return carry
         return self.optimizer.reset(carry, self.data.begins_epoch(j))
 
     def finish(self, carry: Carry) -> None:
-        """Notes the models and the momentum after the last local step."""
+        """Stores what is needed after the last local step: the trained models of ``carry``, in the attribute
+        ``trained``, and the momentum, if clients keep it between rounds."""
         with contextlib.suppress(LookupError):
             self.trained = carry.model
         self.optimizer.keep(carry)
 
     def hold(self, new: Carry, old: Carry, j: int) -> Carry:
-        """Returns a carry that is ``new`` for the clients that make local step ``j``, and ``old`` for those that have
-        already made all their local steps.
+        """Returns a carry that is ``new`` for the clients that make local step ``j`` (from 0), and ``old`` for those
+        that have already made all their local steps.
 
         The clients of a stack make their steps together, but some make fewer. In a stack with 3 and 5 steps, the first
         client keeps its model and momentum after j = 2, while the second client continues.

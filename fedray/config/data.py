@@ -1,4 +1,4 @@
-"""The keys of the data: which are used, how they are scaled, and how they are partitioned among the clients."""
+"""The keys of the data: which data are used, how they are scaled, and how they are partitioned among the clients."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
 
 
 class PartitionConfig(Section):
-    """The section ``data.partition`` of the configuration: how the training set is partitioned among the clients.
+    """The section ``data.partition`` of the configuration: how the samples of the training set are divided among the
+    clients.
 
-    The functions in :mod:`fedray.data.partitions` say what each option does.
+    The key ``kind`` names the way, and the other keys are its options. The functions in :mod:`fedray.data.partitions`
+    say what each option does.
     """
 
     kind: str = Field(

@@ -17,7 +17,7 @@ ENGINES = ("ray", "local")
 class EngineConfig(Section):
     """The section ``engine`` of the configuration: where and how the clients are simulated.
 
-    A key changes results only if its description says so.
+    A key can change the results of a run only if its description says "changes bits".
     """
 
     kind: str = Field(
@@ -85,8 +85,8 @@ class EngineConfig(Section):
 
     @property
     def asks_for_ray(self) -> bool:
-        """Whether the user has set ``engine.kind`` or ``engine.address``. If not, fedray goes on without Ray where Ray
-        can't be started."""
+        """Whether the user has set ``engine.kind`` or ``engine.address``. If Ray can't be started, such a run ends with
+        an error, and any other run goes on without Ray."""
         return "kind" in self.model_fields_set or self.address is not None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Merges configurations: files that extend other files, and settings that hold for one algorithm only."""
+"""Merges configurations: files that extend other files, and settings that apply to one algorithm only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Values = dict[str, Any]
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
-    """Returns nested sections in which the values of ``above`` replace those of ``below``, section by section.
+    """Merges two configurations, each a dict of nested sections such as ``{"train": {"lr": 0.1}}``. Returns the result,
+    in which the values of ``above`` replace those of the same keys in ``below``. Sections that are in both are merged
+    in turn.
 
-    A section of ``above`` that is empty (null) replaces nothing.
+    An empty section (None) in ``above`` replaces nothing.
     """
     found = dict(below)
     for key, value in above.items():
@@ -33,13 +35,20 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
 def read_extended(
     path: Path, read_one: Callable[[Path], Values], within: tuple[Path, ...] = ()
 ) -> tuple[Values, list[Path]]:
-    """Reads the configuration file ``path``, and merges it over the file, or the list of files, that its key
-    ``extends`` names, if there is one.
+    """Reads a configuration file, and merges it over the files that its key ``extends`` names, so that its values
+    replace theirs. These files may extend others in turn.
 
-    These may extend others in turn. Of several, each is merged over those before it. Returns the merged nested
-    sections, and the files that were read, ``path`` first. The paths in ``extends`` are relative to the folder of the
-    file. ``read_one(path)`` returns the sections of a single file, and ``within`` are the files that led to this one.
-    Raises :class:`UserError` if ``extends`` has anything but paths, or the files extend each other in a circle.
+    Args:
+        path: The file. Paths in its key ``extends`` (one, or a list) are relative to its folder. Of the files in a
+            list, the values of a later one replace those of an earlier one.
+        read_one: ``read_one(path)`` returns the nested sections of a single file.
+        within: The files through which this one is extended, for finding circles; empty for the first file.
+
+    Returns:
+        The merged nested sections, and the paths of all files that were read, ``path`` first.
+
+    Raises:
+        UserError: ``extends`` has anything but paths, or files extend each other in a circle.
     """
     if path.resolve() in within:
         raise UserError(f"{path} extends itself, through {within[-1]}")
@@ -59,11 +68,9 @@ def read_extended(
 
 
 def for_algorithm(values: Values, name: str) -> Values:
-    """Returns the nested sections ``values`` with the settings for one algorithm in effect.
-
-    These are what the section ``for_algorithm`` of ``values`` has for the algorithm ``name``. They replace the values
-    of the same keys.
-    """
+    """Applies the settings that a configuration has for one algorithm only. Returns the nested sections ``values``, in
+    which the keys below ``for_algorithm: <name>`` replace the keys of the same names. If there are no such settings,
+    ``values`` itself is returned."""
     said = values.get(FOR_ALGORITHM)
     keys = said.get(name) if isinstance(said, Mapping) else None
     # copied, because overrides are written into the values later

@@ -1,4 +1,4 @@
-"""The keys of the model."""
+"""The section ``model`` of the configuration: which model is trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ GHBM's paper."""
 
 
 class ModelConfig(Section):
-    """The section ``model`` of the configuration: which model is trained. The model's own options are further keys."""
+    """The section ``model`` of the configuration: which model is trained, with which initial weights, normalisation
+    layers and head (last layers). Options of the model itself, such as ``model.hidden``, are further keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
     name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")

@@ -1,6 +1,6 @@
 """Reads a configuration from YAML files and ``key=value`` overrides, and says in one line what is wrong with it.
 
-The keys themselves are in :mod:`fedray.config.sections`.
+The keys themselves are defined in :mod:`fedray.config.sections`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ OPTION = r"(algorithm|model)\.\w+"
 
 
 def check_words(words: list[str], keys: Sequence[str]) -> None:
-    """Finds keys on a command line that are not written as key=value, such as ``train.lr 0.1`` or ``--train.lr=0.1``.
+    """Checks that keys on a command line are written as key=value, and not, for example, as ``train.lr 0.1`` or
+    ``--train.lr=0.1``.
 
-    Raises :class:`UserError` for such a key, with the right form. ``words`` are the words of the command line. ``keys``
-    are the command's keys, without those that algorithms and models add.
+    Raises :class:`UserError` for the first wrong word, with the right form. ``words`` are the words of the command line
+    after the command. ``keys`` are the keys that the command accepts, without those that algorithms and models add.
     """
     for number, word in enumerate(words):
         key, sign, value = word.lstrip("-").partition("=")
@@ -56,9 +57,10 @@ def _value_after(words: list[str]) -> str:
 
 
 def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
-    """Returns the keys that the user may have meant by ``key``.
+    """Returns the keys that the user may have meant by the word ``key`` of a command line; empty if it is probably no
+    key.
 
-    A word that is not exactly a key counts as one only if a value follows it.
+    A word that is not exactly one of ``keys`` counts as a key only if a value follows it.
     """
     if key in keys:
         return [key]
@@ -73,11 +75,13 @@ def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
-    """Reads a configuration, which is a mapping, the path of a YAML file, the URI of the config.yaml of a run, or None,
-    without checking its keys.
+    """Reads a configuration without checking its keys.
 
-    Returns it as nested sections (``{"train": {"lr": 0.1}}``), and the text with which messages about it begin. This
-    text names the file and the files that it extends. It is empty if ``config`` is not a file.
+    ``config`` is a mapping with nested or dotted keys, the path of a YAML file, the URI of a run's config.yaml, or None
+    for an empty configuration. Returns two things. The first is the configuration as a dict of nested sections, such as
+    ``{"train": {"lr": 0.1}}``. The second is the text with which error messages about it begin. It names the file and
+    the files that it extends, and is empty if ``config`` is not a file. Raises :class:`UserError` if a file can't be
+    read.
     """
     if config is None:
         return {}, ""
@@ -96,8 +100,8 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
 
 def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns a copy of a configuration in which dotted keys have become sections. Names of algorithms keep
-    their dots."""
+    """Returns a copy of a configuration in which dotted keys have become nested sections. The names of algorithms below
+    ``for_algorithm`` keep their dots, as in ``mine.py:Mine``."""
     values = dict(values)
     said = values.pop(FOR_ALGORITHM, None)
     if isinstance(said, Mapping):
@@ -110,10 +114,10 @@ ASIDE = "x-"
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Reads a single YAML file of a configuration, and returns its content, without sections that only define
-    anchors (``x-...``).
+    """Reads a single YAML file of a configuration, and returns its content as a dict. Sections whose names begin with
+    ``x-`` are left out, because they only define YAML anchors. Dotted keys stay as they are.
 
-    Dotted keys are not expanded. Raises :class:`UserError` if the file can't be read, or is not YAML.
+    Raises :class:`UserError` if the file can't be read, is not YAML, or has something else than sections.
     """
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8"))
@@ -131,10 +135,11 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns a copy of a configuration in which dotted keys have become sections: ``{"train": {"lr": 0.1}}``
+    """Returns a copy of a configuration in which dotted keys have become nested sections: ``{"train": {"lr": 0.1}}``
     for ``{"train.lr": 0.1}``.
 
-    Raises :class:`UserError` if a key is below another key that has a value.
+    Raises :class:`UserError` if a key is below another key that has a value, as ``train.lr.x`` is if ``train.lr`` is
+    0.1.
     """
     nested: dict[str, Any] = {}
     for key, value in values.items():
@@ -155,15 +160,16 @@ def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """Returns ``name`` as the name of a file or folder: letters, digits and ``-_.`` are kept, and all other characters
+    """Turns ``name`` into a name for a file or folder: letters, digits and ``-_.`` are kept, and all other characters
     become underscores."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values of nested sections by dotted key: ``{"train.lr": 0.1}`` for ``{"train": {"lr": 0.1}}``.
+    """Turns nested sections such as ``{"train": {"lr": 0.1}}`` into a dict of their values by dotted key,
+    ``{"train.lr": 0.1}``.
 
-    Every key of the result begins with ``prefix``.
+    ``prefix`` is put in front of every key, such as ``train.`` if ``values`` are the content of that section.
     """
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -172,10 +178,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def assign(values: dict[str, Any], override: str) -> None:
-    """Sets the key that an override ``key=value`` names, such as ``train.lr=0.1``, in the nested sections ``values``.
+    """Applies an override such as ``train.lr=0.1`` to a configuration: sets the key that it names in the nested
+    sections ``values``, which are changed in place. The value is read as YAML.
 
-    ``values`` is changed in place, and the value is read as YAML. Raises :class:`UserError` if ``override`` does not
-    have that form.
+    Raises :class:`UserError` if ``override`` is not of the form key=value, or the key is below a key that has a value.
     """
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
@@ -199,11 +205,12 @@ def assign(values: dict[str, Any], override: str) -> None:
 
 
 def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
-    """Checks the ``values`` of a section of the configuration, and returns an instance of the section's
-    class ``model``.
+    """Checks the ``values`` of a section of the configuration, given by key, and returns them as an instance of the
+    section's class ``model``, such as :class:`TrainConfig`.
 
-    Raises :class:`UserError` with one line if a value is not allowed. The line begins with ``where`` (a file), and
-    names keys with ``prefix`` (the section, such as ``algorithm.``).
+    Raises :class:`UserError` with a message of one line if a key is unknown or a value is not allowed. The message
+    begins with ``where`` (which names a file, for example). ``prefix`` is put in front of keys in it, such as
+    ``algorithm.``.
     """
     try:
         return model.model_validate(dict(values))
@@ -219,10 +226,10 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
 
 
 def unknown_key(name: str, known: Iterable[str], section: str) -> str:
-    """Returns the message for a key ``name`` that ``section`` (such as ``train.``) does not
-    have: ``unknown key train.rl (did you mean ...)``.
+    """Returns the error message for a key that does not exist, such as ``unknown key train.rl (did you mean ...)``.
 
-    ``known`` are the section's keys.
+    ``section`` is the section in which the user set the key, such as ``train.``, ``name`` is the rest of the key, such
+    as ``rl``, and ``known`` are the keys that the section has.
     """
     known = list(known)
     close = closest(name, known)
@@ -237,10 +244,11 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
 
 
 def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yields what ``fedray keys`` lists: for every key of the configuration its dotted name, its default, the values
-    that it takes in words, and its description.
+    """Yields a tuple for every key of the configuration, as ``fedray keys`` lists them: the dotted name, the default,
+    in words what values the key takes (``a number > 0``), and the description.
 
-    ``model`` is the class of the section whose keys are listed, and every key begins with ``prefix``.
+    ``model`` is the class of the section whose keys are listed, by default the whole configuration. Every name begins
+    with ``prefix``, such as ``tune.``.
     """
     for name, field in model.model_fields.items():
         if is_section(field.annotation):
@@ -348,15 +356,20 @@ def _choices(annotation: Any) -> str:
 def run_name(config: Config, source: str) -> str:
     """Returns the name of a run's folder: ``run.name`` if it is set, or else a name such as ``fedavg-mnist``.
 
-    Such a name is made of the names of the algorithm and of the data, ``source``.
+    That name is made of the names of the algorithm and of the data set, ``source`` (as in ``data.source``).
     """
     return config.run.name or plain(f"{short_name(config.algorithm.name)}-{short_name(source)}")
 
 
 def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Reads and checks the configuration of a run, from a mapping or a YAML file, with ``key=value`` overrides on top.
+    """Reads the configuration of a run, checks it, and returns it as a :class:`Config`.
 
-    Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
+    Args:
+        config: A mapping with nested or dotted keys, the path of a YAML file, or None for the defaults.
+        overrides: Texts ``key=value``, such as ``train.lr=0.1``, that replace keys of ``config``.
+
+    Raises:
+        UserError: A key is unknown, or a value has a wrong type or is out of range. The message is one line.
     """
     values, where = read(config)
     overrides = list(overrides)

@@ -1,4 +1,4 @@
-"""The keys of a learning rate's schedule."""
+"""The keys that describe how a learning rate changes over the rounds of a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ OF_KIND = {"constant": (), "exponential": ("decay",), "step": ("decay", "every")
 
 
 class ScheduleConfig(Section):
-    """How a learning rate changes over the rounds: the keys of the sections ``train.lr_schedule``
-    and ``train.server_lr_schedule``.
+    """How a learning rate changes over the rounds: the keys of the sections ``train.lr_schedule`` (the clients'
+    learning rate) and ``train.server_lr_schedule`` (the server's).
 
-    They determine the factor by which the learning rate is multiplied in each round; :mod:`fedray.core.schedule` has
-    the formulas.
+    The keys determine the factor by which the learning rate is multiplied in each round; :mod:`fedray.core.schedule`
+    has the formulas.
     """
 
     kind: Literal["constant", "exponential", "step", "cosine"] = Field("constant", description="kind of schedule")
@@ -44,12 +44,12 @@ class ScheduleConfig(Section):
         return self
 
     def over(self, rounds: int) -> ScheduleConfig:
-        """Returns this schedule of a learning rate with its length resolved, for a run of ``rounds`` rounds.
+        """Returns this schedule of a learning rate for a run of ``rounds`` rounds, with the length of a cosine filled
+        in.
 
-        A cosine schedule whose key ``rounds`` is not set gets the number of rounds of the run. The configuration of
-        the run records this number, so that a later attempt to continue the run for more rounds, and hence with
-        another cosine, is refused. Other schedules are returned unchanged. Raises :class:`UserError` if a cosine
-        reaches 0 before the run ends.
+        A cosine whose key ``rounds`` is not set falls over all rounds of the run. The configuration of the run records
+        this number. Continuing the run for more rounds would need another cosine, so it is refused. Other schedules are
+        returned unchanged. Raises :class:`UserError` if a cosine reaches 0 before the run ends.
         """
         if self.kind == "cosine" and self.rounds is not None and self.rounds < rounds and not self.final:
             raise UserError(

@@ -1,4 +1,5 @@
-"""The base class of all sections of the configuration, and their types of numbers."""
+"""The base class of all sections of the configuration, such as ``train``, and the types of numbers that keys can
+have."""
 
 from __future__ import annotations
 
@@ -28,21 +29,24 @@ Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
 
 
 def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    """Returns whether ``annotation``, the type of a key of the configuration, is a section, which has keys of
-    its own."""
+    """Returns whether a key of the configuration is a section, such as ``train``, which has further keys below it, and
+    not a single value. ``annotation`` is the type of the key in the class of its section."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def in_message(value: Any) -> str:
-    """Returns ``value`` as error messages show it: in YAML, such as ``true`` or ``'text'``, and shortened if it
-    is long."""
+    """Returns the value of a key as a text for error messages. It is written about as in YAML, such as ``true`` or
+    ``'text'``; None is "nothing", and a mapping is "a section". Only the first 60 characters of a long text are
+    shown."""
     text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
     text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
 class Section(BaseModel):
-    """The base class of the sections of the configuration, such as ``train``. An unknown key is an error."""
+    """The base class of the sections of the configuration, such as ``train``. A section is a pydantic model whose
+    fields are the keys, with their types, ranges, defaults and descriptions. It can't be changed, and an unknown key is
+    an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 

@@ -1,6 +1,6 @@
-"""Every key that a user can set in the configuration of a run: typed, ranged and documented.
+"""Every key that a user can set in the configuration of a run, with its type, range, default and description.
 
-The sections ``algorithm``, ``data`` and ``model`` may have further keys, which those layers declare and
+The sections ``algorithm`` and ``model`` may have further keys, which the chosen algorithm or model declares and
 :mod:`fedray.experiment.resolve` checks. This module imports neither torch nor Ray, so that a mistake is reported
 immediately.
 """
@@ -121,17 +121,20 @@ class RunConfig(Section):
 
     @property
     def place(self) -> Path:
-        """The folder on this machine in which the run folder is made: ``output``, or the working copy of a URI."""
+        """The folder on this machine in which the run folder is made: ``run.output`` itself, or, if that is a URI, the
+        folder of its working copy (``run.working_copy``, or one in the user's cache)."""
         return local_folder(self.output, self.working_copy)
 
     @property
     def place_setting(self) -> str:
-        """The key that decides :attr:`place`, with its value, for messages."""
+        """The key that decides :attr:`place`, the folder in which the run folder is made, with its value, for messages:
+        ``run.output=runs`` or ``run.working_copy=...``."""
         return f"run.{'working_copy' if is_uri(self.output) else 'output'}={self.place}"
 
     def with_fixed_place(self) -> RunConfig:
-        """Returns a copy that means the same folder in every process of this machine, whatever its working directory
-        and environment are."""
+        """Returns a copy of this section with an absolute path for :attr:`place`, the folder in which the run folder is
+        made, so that every process of this machine uses the same folder, whatever its working directory and environment
+        are."""
         key = "working_copy" if is_uri(self.output) else "output"
         return self.model_copy(update={key: str(self.place.absolute())})
 
@@ -184,10 +187,10 @@ class TaskConfig(Section):
 
     @property
     def named_metrics(self) -> dict[str, str]:
-        """The functions that compute additional metrics (``task.metrics``), each as a text such as
-        ``file.py:function``, by the metric's name.
+        """The additional metrics (``task.metrics``) as a dict: for the name of each metric the function that computes
+        it, as a text such as ``file.py:function``.
 
-        In a list, each metric has the name of its function.
+        If ``task.metrics`` is a list of functions, each metric has the name of its function.
         """
         asked = self.metrics
         return asked if isinstance(asked, dict) else {name.rpartition(":")[2]: name for name in asked}
@@ -253,8 +256,8 @@ class TrainConfig(Section):
 
     @property
     def adam(self) -> dict[str, float]:
-        """The options of the optimizers adam and adamw by name, with defaults for those that are not set; empty
-        for sgd."""
+        """The options of the optimizers adam and adamw (beta1, beta2, epsilon) by name, with defaults for those that
+        are not set; an empty dict for sgd."""
         asked = {key: getattr(self, key) for key in ADAM}
         return {} if self.optimizer == "sgd" else {key: ADAM[key] if asked[key] is None else asked[key] for key in ADAM}
 

@@ -120,14 +120,14 @@ def _values_of(text: str) -> Any:
 
 
 def dump_yaml(values: Any) -> str:
-    """Returns plain values as a YAML text that :func:`parse_yaml` turns back into the same values. Keys keep
-    their order."""
+    """Returns ``values`` (dicts, lists, texts, numbers, booleans, None) as a YAML text, which :func:`parse_yaml` turns
+    back into the same values. Keys keep their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def problem_of(error: yaml.YAMLError) -> str:
-    """Returns one line that says where and why a text is not YAML, such as ``line 2, column 5: ...``, both counted
-    from 1."""
+    """Returns one line for the user that says where and why a text is not YAML, such as ``line 2, column 5: ...``,
+    given the ``error`` of the parser. Lines and columns are counted from 1."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return place + " ".join(str(problem or error).split())

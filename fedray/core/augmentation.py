@@ -1,5 +1,5 @@
-"""Crops and mirrors the images of a stack's mini-batches at random. The random numbers of a client do not depend on the
-other clients of its stack."""
+"""Crops and mirrors the images of clients' mini-batches at random. The random numbers of a client do not depend on the
+other clients that are trained together with it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ BORDER = 4
 
 
 def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Tensor:
-    """Augments the images of C clients' mini-batches: returns copies of ``x [C, b, channels, height, width]``, in the
-    same shape, each of which is shifted by up to four pixels and, with probability 1/2, mirrored.
+    """Augments images in training: returns copies of the images of C clients' mini-batches, in the same shape, each of
+    which is shifted by up to four pixels and, with probability 1/2, mirrored.
 
     A black border of four pixels is put around each image, from which a random window of the original size is cut.
-    ``x`` has images in their stored form, such as uint8, in which 0 is black. The first ``counts[i]`` samples of client
-    ``ids[i]`` are real; its other samples are padding. The random numbers depend only on seed, round, client and local
-    ``step``.
+
+    Args:
+        x: images ``[C, b, channels, height, width]`` in their stored form, such as uint8, in which 0 is black.
+        counts: for each client how many of its b images are real; the images after these are padding.
+        ids: the clients' numbers.
+        seed: ``run.seed``. The random numbers depend only on seed, round, client and local step.
+        round: the number of the round.
+        step: the number of the local step.
     """
     samples, _, height, width = x.shape[1:]
     draws = [_windows(seed, round, client, step, count, samples) for client, count in zip(ids, counts, strict=True)]

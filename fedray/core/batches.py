@@ -31,27 +31,28 @@ class Batch:
     counts: list[int] | None = None
 
     def client_samples(self, row: int) -> tuple[Any, Tensor]:
-        """Returns the inputs ``[samples, ...]`` and targets ``[samples, ...]`` of one client, the one in ``row`` of the
-        stack, without padding. For a client that has already made all its local steps it returns one sample of padding,
+        """Returns the inputs and the targets of one client, the one in ``row`` of the arrays, both ``[samples, ...]``
+        and without padding. For a client that has already made all its local steps it returns one sample of padding,
         because a forward pass needs at least one sample."""
         real = slice(None if self.counts is None else max(1, self.counts[row]))
         return map_leaves(lambda x: aligned(x[row, real]), self.x), self.y[row, real]
 
     def rests(self, row: int) -> bool:
-        """Returns whether the client in ``row`` of the stack takes no part in this local step, because it has already
+        """Returns whether the client in ``row`` of the arrays takes no part in this local step, because it has already
         made all its local steps while other clients still make theirs."""
         return self.counts is not None and not self.counts[row]
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` itself if its memory begins at a multiple of 64 bytes, and otherwise a copy that does. So a
-    sample gives the same result wherever it lay in memory: kernels may round differently if memory is not aligned."""
+    """Makes results independent of where a sample lay in memory, because kernels may round differently if memory is not
+    aligned. Returns ``tensor`` itself if its memory begins at a multiple of 64 bytes, and otherwise a copy that
+    does."""
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """The mini-batches of one client in one round: which of its samples are in the mini-batch of each local step.
+    """Says which of a client's samples are in the mini-batch of each local step of a round.
 
     Row j of ``order [J, b]`` is for local step j. Its entries are positions among the client's samples, from 0. The
     first ``counts[j]`` entries of the row are real; the others are padding.
@@ -72,9 +73,10 @@ def steps_of(samples: int, batch_size: int | None, local_steps: int | None, loca
 
 
 def has_single(samples: int, batch_size: int | None, local_epochs: int | None) -> bool:
-    """Returns whether a client with ``samples`` samples has mini-batches of one sample, which BatchNorm may be unable
-    to normalise. A ``batch_size`` of None means that all samples of a client are one mini-batch. If ``local_epochs`` is
-    None, all mini-batches of a client have the same size."""
+    """Returns whether a client with ``samples`` samples has mini-batches of a single sample, which BatchNorm may be
+    unable to normalise. A ``batch_size`` of None means that all samples of a client are one mini-batch. A
+    ``local_epochs`` of None means that the length of training is set in steps, where all mini-batches of a client have
+    the same size."""
     size = min(batch_size or samples, samples)
     return size == 1 or (local_epochs is not None and samples % max(size, 1) == 1)
 

@@ -1,4 +1,4 @@
-"""Measures how much time is spent on what."""
+"""Measures how many seconds a run spends on what, such as gradients or reading data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Clock:
     Such ``with`` blocks may be nested: the time in an inner block counts only for the purpose of the inner block.
 
     Args:
-        settle: a function that waits for work in the background, such as on a GPU, so that the time of this work counts
-            for the purpose that started it.
+        settle: a function without arguments that waits for work in the background, such as on a GPU, so that the time
+            of this work counts for the purpose that started it. By default it does nothing.
     """
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
@@ -26,8 +26,8 @@ class Clock:
 
     @contextmanager
     def on(self, purpose: str) -> Iterator[None]:
-        """A context for the code to be measured: the seconds from its beginning to its end are added to those of
-        ``purpose``, such as ``"gradient"``, without the time within nested contexts of the same clock."""
+        """Measures the code in a ``with`` block: its seconds are added to those of ``purpose``, such as ``"gradient"``.
+        The seconds in nested blocks of the same clock are left out."""
         self._lap()
         self._purposes.append(purpose)
         try:
@@ -38,7 +38,7 @@ class Clock:
 
     def take(self) -> dict[str, float]:
         """Returns the seconds spent on each purpose since the last call of this method, such as ``{"gradient": 1.5}``,
-        and begins again from zero."""
+        and resets the clock to zero."""
         taken, self._seconds = self._seconds, {}
         return taken
 

@@ -1,4 +1,4 @@
-"""Copies of modules. ``copy.deepcopy`` fails on some modules, and silently loses a part of others."""
+"""Copies modules, also those on which ``copy.deepcopy`` fails, or of which it silently loses a part."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Portable:
     """A wrapper with which a ``module`` can be copied, and pickled for other processes, without losing anything.
 
     torch loses the hooks of a module's parameters when it copies or pickles the module, and it can't pickle a module
-    with parametrizations. This class handles both. The module, in its attribute ``module``, is complete again after
-    unpickling.
+    with parametrizations. This class handles both cases. After unpickling, its attribute ``module`` is the complete
+    module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -68,8 +68,9 @@ class Portable:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Returns a copy of ``module`` that shares no memory with it, also where ``copy.deepcopy`` fails: for tensors that
-    a forward pass has left in the module, and for buffers of unknown size. Hooks of parameters are not copied."""
+    """Returns a copy of ``module`` that shares no memory with it. Unlike ``copy.deepcopy``, this works for modules in
+    which a forward pass has left tensors, and for uninitialised buffers of lazy modules. Hooks of parameters are not
+    copied."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in _made_by_passes(module)}
     for layer in module.modules():
         for buffer in layer._buffers.values():
@@ -86,9 +87,13 @@ def _made_by_passes(module: nn.Module) -> Iterator[Tensor]:
 
 
 def require_copyable(module: nn.Module) -> None:
-    """Checks that fedray can train copies of the user's ``module``. Raises :class:`UserError` if two of its tensors
-    share memory, if a parameter has no numbers (device meta), if a parameter has a hook for accumulated gradients,
-    which fedray never calls, or if a function in the module refers to the module itself."""
+    """Checks that fedray can train copies of the user's ``module``.
+
+    Raises:
+        UserError: two tensors of the module share memory, a parameter has no numbers (device meta), a parameter has a
+            hook for accumulated gradients (fedray would never call it), or a function in the module refers to the
+            module itself.
+    """
     if pair := shared_memory(module):
         raise UserError(
             f"model=...: its {pair[0]} and {pair[1]} are two tensors in the same memory, so that a change of one "
@@ -117,8 +122,8 @@ def require_copyable(module: nn.Module) -> None:
 
 def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[Any]]]:
     """Yields the functions and weak references of a ``layer`` that a copy of the layer would not copy but share,
-    because they are hooks or lie in its attributes. Each comes as a pair with a name for messages, such as ``a forward
-    hook``."""
+    because they are hooks or are in its attributes. Each is one pair (name, object), with a name for messages, such as
+    ``a forward hook``."""
     hooks: dict[str, Mapping[Any, Any]] = {
         "a forward hook": layer._forward_hooks, "a forward pre-hook": layer._forward_pre_hooks,
         "a backward hook": layer._backward_hooks, "a backward pre-hook": layer._backward_pre_hooks,
@@ -140,10 +145,10 @@ ATOMS = (str, bytes, int, float, complex, type(None))
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Yields ``value``, and the objects in it if it is a container, a method, a ``functools.partial``, or an object
-    with attributes; then the objects in those, down to four levels. Each object comes once. Strings and numbers are
-    left out, and modules and tensors are yielded, but not searched. So code can find, for example, all tensors in an
-    attribute."""
+    """Finds the objects inside ``value``, such as all tensors in an attribute of a module. Yields ``value`` itself,
+    then the objects in it if it is a container, a method, a ``functools.partial``, or an object with attributes, then
+    the objects in these, down to four levels. Each object is yielded once. Strings and numbers are left out, and
+    modules and tensors are yielded, but not searched."""
     yield from _reached([value], _contents)
 
 
@@ -175,7 +180,7 @@ def _contents(value: Any) -> Iterable[Any]:
 
 
 def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
-    """Yields a function or weak reference and the objects that it uses or points to, and what these contain. Of the
+    """Yields a function or weak reference, the objects that it uses or points to, and what these contain. Of the
     functions among these objects, only those from the same Python module are searched further."""
 
     def contents(value: Any) -> Iterable[Any]:

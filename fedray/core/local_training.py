@@ -13,9 +13,12 @@ class LocalTraining:
     optimizer.
 
     Most attributes are named after their keys ``train.*`` in the configuration. A ``batch_size`` of None means that all
-    samples of a client are one mini-batch. One of ``local_steps`` and ``local_epochs`` is None. ``beta1``, ``beta2``
-    and ``epsilon`` are for the optimizers ``adam`` and ``adamw``. ``augment`` lists functions that change the inputs of
-    mini-batches at random, in the order in which they are called.
+    samples of a client are one mini-batch. One of ``local_steps`` and ``local_epochs`` is None. ``optimizer`` is
+    ``sgd``, ``adam`` or ``adamw``; ``beta1``, ``beta2`` and ``epsilon`` are for the last two. ``momentum_reset`` says
+    when momentum starts from 0 again: in each ``round``, in each ``epoch``, or ``never``. ``grad_clip`` is the largest
+    norm of a gradient (0: not clipped). Weight decay leaves out normalisation layers and biases unless
+    ``decay_norms_and_biases`` is set. ``augment`` lists functions that change the inputs of mini-batches at random, in
+    the order in which they are called.
     """
 
     seed: int

@@ -1,4 +1,4 @@
-"""Finds layers of normalisation that need special treatment: batch normalisation of a single sample, frozen layers, and
+"""Finds normalisation layers that need special treatment: batch normalisation of a single sample, frozen layers, and
 spectral normalisation."""
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
     """Finds the layers of batch normalisation that can't be trained on a mini-batch of one sample, because they get
-    only one value per channel, and returns them as a list. The caller lets these layers use their running statistics
-    for such mini-batches.
+    only one value per channel, and returns them as a list. For such mini-batches the caller lets these layers use their
+    running statistics.
 
     Args:
         module: the model that contains the layers; it is left in evaluation mode.
-        run: a function that makes a forward pass of ``module`` with one sample.
+        run: a function without arguments that makes a forward pass of ``module`` with one sample.
 
     Raises:
         UserError: such a layer has no running statistics.

@@ -1,8 +1,8 @@
-"""Converts numbers of any type to float32 numbers, of which the rows of models consist, and back.
+"""Converts numbers of any type to float32 and back, because models are stored as rows of float32.
 
 A float32 has 24 bits, so a longer number is split into several float32 numbers, its *parts*: a 64-bit integer into
 three parts of up to 22 bits, and a float64 into three float32 numbers that add up to it. No bit is lost. Parts may be
-averaged like the numbers themselves, if these are float64, or integers below four million.
+averaged like the numbers themselves if the numbers are float64, or integers below four million.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def parts_of(dtype: torch.dtype) -> int:
 
 def split(values: Tensor) -> Tensor:
     """Splits numbers of any type into float32 numbers, without losing a bit: returns ``[parts, n]`` for ``values [n]``,
-    where column i has the parts of number i. A float64 is the sum of its 3 parts; a long integer has its bits in 3
-    parts. :func:`join` is the inverse."""
+    where column i has the parts of number i. A float64 is the sum of its 3 parts; the 3 parts of a long integer have
+    its upper, middle and lower bits. :func:`join` is the inverse."""
     if values.is_complex():
         return torch.cat([split(part) for part in torch.view_as_real(values).unbind(1)])
     if values.dtype in SINGLE:
@@ -56,7 +56,7 @@ def _of_parts(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def join(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns numbers ``[n]`` of type ``dtype`` from their float32 parts ``[parts, n]``, as :func:`split` makes them.
+    """Restores numbers ``[n]`` of type ``dtype`` from their float32 parts ``[parts, n]``, as :func:`split` makes them.
     The parts may have been averaged over clients, so those of integers are rounded to whole numbers first."""
     if dtype.is_complex:
         return torch.complex(*(join(part, dtype.to_real()) for part in parts.chunk(2)))

@@ -1,4 +1,4 @@
-"""Replaces the parameters and buffers of a module by others, also where layers share them.
+"""Replaces the parameters and buffers of a module by other tensors, also where layers share them.
 
 A layer may be used twice, and two layers may share a parameter. Such a tensor has several names and several *places*:
 entries in the dicts of layers. fedray uses its first name, which is the one in ``named_parameters()``.
@@ -22,13 +22,13 @@ Place = tuple[dict[str, Any], str]
 
 
 class Places:
-    """The parameters and buffers of ``module`` by name, which can be read and replaced, also if several layers share
+    """The parameters and buffers of ``module`` by name, which can be read and replaced, even if several layers share
     one.
 
-    A tensor that several layers share has several names. The first of them, which is the one in ``named_parameters()``,
-    stands for the tensor: ``parameters`` and ``buffers`` are dicts of tensors by their first names, and ``aliases``
-    maps every other name to the first one. ``not_saved`` has the first names of buffers that ``state_dict()`` leaves
-    out (``persistent=False``).
+    A tensor that several layers share has several names. The first of these, which is the one in
+    ``named_parameters()``, stands for the tensor: ``parameters`` and ``buffers`` are dicts of tensors by their first
+    names, and ``aliases`` maps every other name to the first one. ``not_saved`` has the first names of buffers that
+    ``state_dict()`` leaves out (``persistent=False``).
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -66,9 +66,9 @@ class Places:
         return {**self.parameters, **self.buffers}
 
     def now(self, name: str) -> Any:
-        """Returns what the module currently has under ``name``, the first name of a parameter or buffer. After a
-        forward pass that has assigned to this attribute of a layer, it is not the tensor that was there when this
-        object was made."""
+        """Returns what the module currently has under ``name``, the first name of a parameter or buffer. This differs
+        from the tensor that was there when this object was made if a forward pass has assigned to the layer's attribute
+        since."""
         held, key = self._places[name][0]
         return held.get(key)
 
@@ -80,7 +80,7 @@ class Places:
     @contextlib.contextmanager
     def holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
         """A context in which the module uses ``tensors`` (by name) in place of its parameters and buffers of the same
-        names, for a forward pass with another model. Afterwards the module has its former tensors again.
+        names, for a forward pass with another model's numbers. Afterwards the module has its former tensors again.
 
         If a forward pass assigns a new tensor to a buffer, as ``self.count = self.count + 1`` does, the dict
         ``tensors`` holds the new tensor afterwards. If it assigns a new tensor to a parameter, :class:`UserError` is
@@ -105,9 +105,9 @@ class Places:
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises :class:`UserError` if a forward pass has put another tensor in the place of a parameter, because the
-        parameter would then not be trained. ``tensors`` are the module's tensors by name, as they were before the
-        pass."""
+        """Checks that no forward pass has put another tensor in the place of a parameter, which would then not be
+        trained. ``tensors`` are the module's tensors by name, as they were before the pass. Raises :class:`UserError`
+        otherwise."""
         for name in self.parameters:
             if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(

@@ -1,4 +1,4 @@
-"""What the values of ``train.precision`` mean for a model's passes.
+"""What the values of ``train.precision`` mean for forward and backward passes of a model.
 
 * fp32: everything is float32.
 * tf32: as fp32, but GPUs round the factors of matrix products and convolutions to 10 bits. It is a setting of the whole

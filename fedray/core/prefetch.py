@@ -1,4 +1,4 @@
-"""Makes the next element of an iterator in a thread while the caller uses the one before it."""
+"""Reads ahead: a thread makes the next element of an iterator while the caller uses the current one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Element = TypeVar("Element")
 
 
 def prefetched(made: Iterator[Element]) -> Iterator[Element]:
-    """Yields the elements of the iterator ``made`` in order, and makes each of them ahead of time: while the caller
-    uses one element, a thread produces the next. It is used for mini-batches that take long to read."""
+    """Reads ahead in a thread: yields the elements of the iterator ``made`` in order, and lets a thread produce the
+    next element while the caller uses the current one. It is used for mini-batches that take long to read."""
     over = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
         coming = thread.submit(next, made, over)

@@ -6,6 +6,6 @@ import math
 
 
 def whole_units(amount: float) -> int:
-    """Returns ``amount`` rounded down to a whole number, but not because of a rounding error: 0.29 * 100, which is
-    28.999999999999996 in floating point, gives 29. It is used for quotients such as CPUs per process."""
+    """Rounds ``amount`` down to a whole number, ignoring rounding errors: 0.29 * 100, which is 28.999999999999996 in
+    floating point, gives 29. It is used for quotients such as CPUs per process."""
     return math.floor(amount + 1e-9)

@@ -20,13 +20,13 @@ Indices = NDArray[np.int64]
 
 
 class SampleSeeds(NamedTuple):
-    """The round, the clients and the local steps for which samples ``[steps, C, b]`` are read. If a data set's items
-    are transformed at random when they are read, these numbers seed the transform of each sample.
+    """Identifies samples that are read from a data set, so that a random transform of each of them can be seeded. The
+    samples are an array ``[steps, C, b]``: the mini-batches of C clients for some consecutive local steps of a round.
 
     Args:
         round: the number of the round.
         ids: the numbers of the C clients.
-        start: the local step to which the first samples belong.
+        start: the number of the first of these local steps, from 0.
         size: b, the number of samples in a mini-batch.
     """
 
@@ -38,7 +38,7 @@ class SampleSeeds(NamedTuple):
     def coordinates(self, place: int) -> tuple[int, int, int]:
         """Returns three numbers that seed the random transform of one sample: the round, the number of the client that
         gets the sample, and how many samples the client has drawn before it in the round. ``place`` is the position of
-        the sample in the samples ``[steps, C, b]``, counted as if they were one list."""
+        the sample in the flattened array ``[steps * C * b]``."""
         step, rest = divmod(place, len(self.ids) * self.size)
         row, position = divmod(rest, self.size)
         return self.round, self.ids[row], (self.start + step) * self.size + position
@@ -46,7 +46,8 @@ class SampleSeeds(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a data set in their stored form, which can be read by index as a model's inputs and targets.
+    """The samples of a data set, from which a model's inputs and targets are read by index. Inputs are held in their
+    stored form, such as uint8, and converted when a model needs them.
 
     Floats and uint8 reach a model as float32(x) * scale + shift, other integers as int64, and booleans and complex
     numbers unchanged.
@@ -54,9 +55,10 @@ class Samples:
     Args:
         x: the stored inputs, a tensor ``[n, ...]``, or a tuple or dict of such tensors.
         y: the targets ``[n, ...]``.
-        scale: a factor for each channel (axis 1 of the inputs), in the structure of ``x``; None for 1.
-        shift: a number that is added to each channel, in the structure of ``x``; None for 0.
-        on: the device where models are trained, to which mini-batches are copied; None if all samples are there.
+        scale: a tensor with a factor for each channel (axis 1 of the inputs), or a tuple or dict of tensors if ``x`` is
+            one; None if inputs are not scaled.
+        shift: what is added to each channel, in the same form as ``scale``; None if inputs are not scaled.
+        on: the device where models are trained, to which mini-batches are copied; None if ``x`` and ``y`` are there.
     """
 
     x: Any
@@ -72,15 +74,15 @@ class Samples:
 
     @property
     def slow(self) -> bool:
-        """Whether reading samples takes so long that a thread should read the next mini-batches during training: they
+        """Whether a thread should read the next mini-batches during training because reading takes long: the samples
         are on another kind of device than the models."""
         # by their types: "cuda" and "cuda:0" are the same device, but not equal
         return self.device.type != self.y.device.type
 
     @property
     def form(self) -> Any:
-        """At least one stored input, from which shapes and types can be read: a tensor ``[n, ...]``, or a tuple or dict
-        of such tensors."""
+        """One or more stored inputs, for code that needs only their shapes and types: a tensor ``[n, ...]``, or a tuple
+        or dict of such tensors."""
         return self.x
 
     @cached_property
@@ -89,17 +91,21 @@ class Samples:
         return sum(leaf[0].nbytes for leaf in leaves(self.form))
 
     def gather(self, indices: Indices) -> tuple[Any, Tensor]:
-        """Returns the inputs and the targets of the samples with these ``indices``, both ``[*indices.shape, ...]``, on
-        the device where models are trained. Inputs are converted and scaled as a model gets them. The memory of both is
-        new, and so aligned."""
+        """Returns the inputs and the targets of the samples with these ``indices`` (an array of any shape), both
+        ``[*indices.shape, ...]``, on the device where models are trained. Inputs are converted and scaled as a model
+        gets them. Both are in newly allocated memory, and therefore aligned."""
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
     def raw(self, indices: Indices, draws: SampleSeeds | None = None) -> tuple[Any, Tensor]:
-        """Returns the inputs and the targets of the samples with these ``indices``, both ``[*indices.shape, ...]``, on
-        the device where models are trained. Inputs are in their stored form; :meth:`inputs` makes a model's inputs of
-        them. ``draws`` says for which clients and local steps the samples are read; only :class:`ReadSamples`, whose
-        items may be transformed at random, uses it."""
+        """Returns the inputs of some samples in their stored form, and their targets, both ``[*indices.shape, ...]``,
+        on the device where models are trained. :meth:`inputs` converts stored inputs to a model's inputs.
+
+        Args:
+            indices: the numbers of the samples in the data set, an array of any shape.
+            draws: for which clients and local steps the samples are read; None if they are read for other purposes,
+                such as an evaluation. Only :class:`ReadSamples` uses it, whose items may be transformed at random.
+        """
         flat = sent(torch.from_numpy(indices.reshape(-1)), self.y.device)
 
         def chosen(stored: Tensor) -> Tensor:
@@ -108,8 +114,8 @@ class Samples:
         return map_leaves(chosen, self.x), chosen(self.y)
 
     def targets(self, indices: Indices) -> Tensor:
-        """Returns the targets ``[*indices.shape, ...]`` of the samples with these ``indices``, on the device where
-        models are trained."""
+        """Returns the targets ``[*indices.shape, ...]`` of the samples with these ``indices`` (an array of any shape),
+        on the device where models are trained."""
         return self._sent(self.y[sent(torch.from_numpy(indices), self.y.device)])
 
     def _sent(self, chosen: Tensor) -> Tensor:
@@ -117,7 +123,7 @@ class Samples:
         return sent(chosen, self.device)
 
     def inputs(self, raw: Any) -> Any:
-        """Converts inputs in their stored form, ``raw [..., *sample]`` as :meth:`raw` returns them, to inputs as a
+        """Converts inputs from their stored form, ``raw [..., *sample]`` as :meth:`raw` returns them, to inputs as a
         model gets them, in the same shape: floats and uint8 become scaled float32, other integers int64. Floats are in
         newly allocated memory."""
         if self.scale is None or self.shift is None:
@@ -133,8 +139,8 @@ class Samples:
 
 
 class Items(Protocol):
-    """A data set that is read item by item. ``first`` is the input of item 0, and ``read(i)`` returns the input of item
-    i: an array ``[1, ...]``, or a tuple or dict of such arrays."""
+    """A data set whose inputs are read one by one, for example from files. ``first`` is the input of item 0, and
+    ``read(i)`` returns the input of item i: an array ``[1, ...]``, or a tuple or dict of such arrays."""
 
     first: Any
 
@@ -143,11 +149,13 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class ReadSamples(Samples):
-    """Samples whose inputs are read item by item at the time when they are used: ``x`` is of type :class:`Items`.
+    """Samples whose inputs are read one by one when they are used, for example from files: ``x`` is of type
+    :class:`Items`. The inputs may be transformed at random when they are read.
 
-    The global random generators are seeded before each item is read: in training by ``seed``, the round, the client and
-    the number of samples that the client has drawn before. So random transforms differ from draw to draw, and do not
-    depend on which process reads the item. In evaluations an item always has the same seed.
+    The global random generators are seeded before each item is read. In local steps the seed depends on ``seed`` (the
+    run's), the round, the client and the number of samples that the client has drawn before. So an item is transformed
+    differently each time, and the same way in whatever process it is read. In evaluations an item always has the same
+    seed.
     """
 
     seed: int = 0

@@ -19,6 +19,14 @@ class Schedule:
 
     In the first ``warmup`` rounds the factor is r / (warmup + 1) instead. The formulas are those of LinearLR,
     ExponentialLR, StepLR and CosineAnnealingLR in torch.optim.
+
+    Args:
+        kind: ``constant``, ``exponential``, ``step`` or ``cosine``.
+        decay: by what the rate is multiplied after each round (``exponential``) or after ``every`` rounds (``step``).
+        every: the number of rounds between two steps of ``step``.
+        final: the last factor of ``cosine``.
+        rounds: the number of rounds in which ``cosine`` falls to ``final``, including the warm-up.
+        warmup: the number of rounds at the beginning in which the factor rises.
     """
 
     kind: str = "constant"
@@ -29,7 +37,7 @@ class Schedule:
     warmup: int = 0
 
     def factor(self, number: int) -> float:
-        """Returns the factor by which the learning rate is multiplied in round ``number``, counted from 1."""
+        """Returns the factor by which the learning rate is multiplied in round ``number``, which is counted from 1."""
         t = number - 1 - self.warmup
         if t < 0:
             return number / (self.warmup + 1)

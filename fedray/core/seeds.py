@@ -30,8 +30,8 @@ read items during dropout."""
 
 
 class Purpose(IntEnum):
-    """What random numbers are drawn for. Each purpose has random numbers of its own (:func:`stream`). All results
-    depend on these values, so new ones may be added, but none changed."""
+    """What random numbers are drawn for. Each purpose has its own random numbers (:func:`stream`). All results depend
+    on these values, so new ones may be added, but existing ones must not change."""
 
     INIT = 0
     PARTITION = 1
@@ -57,8 +57,8 @@ class Purpose(IntEnum):
 
 
 class _Unseeded(ISeedSequence):
-    """A seed that keeps numpy from collecting the system's entropy for a generator whose state is set right afterwards.
-    Collecting it would take longer than everything else."""
+    """A seed for a generator whose state is set right afterwards. It keeps numpy from collecting the system's entropy,
+    which would take longer than everything else."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
         return np.zeros(n_words, dtype)
@@ -66,7 +66,7 @@ class _Unseeded(ISeedSequence):
 
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generator:
     """Returns a NumPy generator of random numbers that depend only on (seed, purpose, coordinates). So every process
-    draws the same numbers, in any order.
+    draws the same numbers, in whatever order the generators are made.
 
     For example, ``stream(seed, Purpose.COHORT, round).permutation(clients)``. Making a generator takes about 4
     microseconds.
@@ -92,8 +92,8 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generato
 
 
 def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
-    """Returns a seed in [0, 2**63) for a generator of torch, which depends only on (seed, purpose, coordinates), as the
-    numbers of :func:`stream` do. Example: ``torch.Generator().manual_seed(torch_seed(seed, Purpose.UPLOAD, round,
+    """Returns a seed in [0, 2**63) for a torch generator, which depends only on (seed, purpose, coordinates), like the
+    numbers of :func:`stream`. Example: ``torch.Generator().manual_seed(torch_seed(seed, Purpose.UPLOAD, round,
     client))``."""
     # the raw word is used, as numpy may change how `integers` makes numbers of it
     return int(stream(seed, purpose, *coordinates).bit_generator.random_raw()) >> 1
@@ -109,8 +109,8 @@ def _cuda_devices() -> range:
 
 @contextmanager
 def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
-    """A context in which torch's global generators draw numbers that depend only on (seed, purpose, coordinates). After
-    it the generators are in the same state as before.
+    """A context in which torch's global generators draw numbers that depend only on (seed, purpose, coordinates), as in
+    :func:`stream`. After it the generators are in the same state as before.
 
     It is meant for constructing models and for dropout, to which no generator can be passed. The generators of GPUs are
     included if CUDA is already in use.
@@ -129,15 +129,15 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
 
 def every_rng(seed: int, purpose: Purpose, *coordinates: int) -> AbstractContextManager[None]:
     """Returns a context in which the global generators of torch, Python and numpy draw numbers that depend only on
-    (seed, purpose, coordinates), for models that draw from several generators. torch draws the same numbers as in
-    :func:`torch_rng`. After the context the generators are in the same state as before."""
+    (seed, purpose, coordinates), as in :func:`stream`. It is for models that draw from several generators; torch draws
+    the same numbers as in :func:`torch_rng`. After the context the generators are in the same state as before."""
     return global_generators(torch_seed(seed, purpose, *coordinates))
 
 
 def drawn_by(run: Callable[[], Any]) -> set[str]:
-    """Calls ``run()``, and returns from which global generators the call has drawn random numbers: a set of the names
-    ``torch``, ``python`` and ``numpy``. It is used to find out whether a model draws random numbers. The generators of
-    GPUs are not looked at."""
+    """Finds out whether a model draws random numbers: calls ``run()``, for example a forward pass, and returns the
+    global generators from which the call has drawn, as a set of the names ``torch``, ``python`` and ``numpy``. The
+    generators of GPUs are not looked at."""
     import torch
 
     def states() -> dict[str, bytes]:
@@ -152,8 +152,9 @@ def drawn_by(run: Callable[[], Any]) -> set[str]:
 
 @contextmanager
 def global_generators(seed: int | None = None) -> Iterator[None]:
-    """A context in which user-defined code may draw from the global generators of Python, numpy and torch without
-    changing what is drawn after the context: the generators are then in the same state as before.
+    """A context in which user-defined code may draw from the global generators of Python, numpy and torch. After the
+    context the generators are in the same state as before, so that later random numbers do not depend on what was drawn
+    in it.
 
     If ``seed`` is not None, the generators are seeded with it at the beginning of the context.
     """

@@ -10,8 +10,9 @@ from torch import Tensor
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns ``tensor`` on ``device``; it is copied if it is on another kind of device. A copy to a GPU does not wait
-    until the GPU has finished what it is computing."""
+    """Copies ``tensor`` to ``device`` and returns the copy. If it is on the same kind of device (CPU or GPU) already,
+    ``tensor`` itself is returned. A copy to a GPU is asynchronous: the call does not wait until the GPU has finished
+    what it is computing."""
     if tensor.device.type == device.type:
         return tensor
     # only from pinned memory is a copy made beside the computation
@@ -19,6 +20,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def column(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns numbers of C clients, one ``values[i]`` for each, as a column ``[C, 1]`` on ``device``, by which the
-    clients' rows ``[C, width]`` can be multiplied."""
+    """Makes a column ``[C, 1]`` on ``device`` from numbers of C clients, where ``values[i]`` belongs to client i, so
+    that the clients' rows ``[C, width]`` can be multiplied by it. ``dtype`` is the type of the column."""
     return sent(torch.tensor(values, dtype=dtype), device)[:, None]

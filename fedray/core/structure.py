@@ -42,9 +42,9 @@ def outline(tree: Any) -> str:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments with which a module is called for ``inputs``, as a tuple of positional and a dict of
-    keyword arguments. The elements of a tuple become positional arguments, and the entries of a dict keyword arguments;
-    a tensor becomes the only argument."""
+    """Converts a model's ``inputs`` to the arguments with which the module is called: returns a tuple of positional and
+    a dict of keyword arguments. The elements of a tuple become positional arguments, and the entries of a dict keyword
+    arguments; a tensor becomes the only argument."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}

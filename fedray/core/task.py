@@ -105,9 +105,9 @@ class Metric:
     """A number that says how good a model's outputs are, such as the accuracy: a mean over samples or tokens.
 
     Args:
-        values: ``values(outputs, targets)`` returns the numbers of which the mean is taken: one for each sample
-            ``[b]``, or one for each entry of the targets ``[b, ...]``. If it returns two tensors ``[b]``, the metric is
-            the sum of the first divided by the sum of the second.
+        values: ``values(outputs, targets)`` returns the numbers whose mean is the metric: one for each sample ``[b]``,
+            or one for each entry of the targets ``[b, ...]``. If it returns a tuple of two tensors ``[b]``, the metric
+            is the sum of the first divided by the sum of the second.
         mode: ``max`` if larger values are better, or ``min``.
         finish: a function that turns the mean into the metric, such as the exponential for perplexity. By default the
             metric is the mean itself.
@@ -124,12 +124,14 @@ class Task:
 
     Args:
         kind: ``classification``, ``multilabel``, ``regression``, ``tokens`` or ``other``.
-        loss: the loss of each sample, or of each entry of the targets.
+        loss: ``loss(outputs, targets)`` returns the loss of each sample ``[b]``, or of each entry of the targets ``[b,
+            ...]``.
         metrics: the metrics by name, which are evaluated on the test set.
         main: the metric by which models are compared, a name in ``metrics`` or ``loss``.
         mode: ``max`` if larger values of the main metric are better, or ``min``.
-        followed: the metric that is also recorded for each client's mini-batches, a name in ``metrics``, or None.
-        ignored: the target of tokens that do not count, or None if all count.
+        followed: the metric that is also recorded for each client's mini-batches in training, a name in ``metrics``, or
+            None.
+        ignored: the target of tokens that do not count, or None if all tokens count.
         loss_per_entry: whether the loss returns a value for each token, not for each sample.
         class_axis: the axis of the logits ``[b, ...]`` that has the classes.
         smoothing: the label smoothing in training. Each target has the weight 1 - smoothing, and all classes share the
@@ -154,8 +156,8 @@ class Task:
 
     @property
     def functions(self) -> list[Loss]:
-        """The task's loss and the functions of its metrics, as a list. Any of them may be user-defined, so their code
-        has to reach other processes."""
+        """The task's loss and the functions of its metrics, as a list. Any of them may be user-defined, in which case
+        its code has to be sent to other processes."""
         return [self.loss, *(metric.values for metric in self.metrics.values())]
 
     def on(self, device: torch.device) -> Task:
@@ -166,8 +168,8 @@ class Task:
         return replace(self, loss=copy.deepcopy(self.loss).to(device))
 
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Returns the loss of each sample, ``[b]``, for a model's ``outputs``. If the loss gives a value for each
-        token, the loss of a sample is the mean over its tokens that count."""
+        """Returns the loss of each sample, ``[b]``, for a model's ``outputs`` and the ``targets [b, ...]``. If the loss
+        gives a value for each token, the loss of a sample is the mean over its tokens that count."""
         found = self.loss(outputs, targets)
         if self.counting is not None:
             weights = sums_of_samples(self.counting(targets))
@@ -187,8 +189,8 @@ class Task:
         return self._means(each, targets)
 
     def weights(self, targets: Tensor) -> Tensor | None:
-        """Returns by how much each sample counts in the mean of several samples' losses, float32 ``[b]``: the number of
-        its tokens that count, or the weight of its class. Returns None if all samples count the same."""
+        """Returns how much each sample counts in the mean loss of several samples, float32 ``[b]``: the number of its
+        tokens that count, or the weight of its class. Returns None if all samples count the same."""
         if self.counting is not None:
             return sums_of_samples(self.counting(targets))
         if not self.loss_per_entry or self.ignored is None:
@@ -196,9 +198,9 @@ class Task:
         return (targets != self.ignored).flatten(1).sum(1).float()
 
     def sums(self, name: str, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns a numerator and a denominator for each sample, both ``[b]``. A metric of many samples is the sum of
-        their numerators divided by the sum of their denominators, so batches can be evaluated one by one; :meth:`value`
-        makes the metric of the two sums. A denominator of None means 1 for every sample.
+        """Evaluates a metric on a batch, in a form that can be added up over batches: returns a numerator and a
+        denominator for each sample, both ``[b]``. A metric of many samples is the sum of their numerators divided by
+        the sum of their denominators (:meth:`value`). A denominator of None means 1 for every sample.
 
         Args:
             name: a name in ``metrics``, or ``loss``.
@@ -227,28 +229,29 @@ class Task:
         return torch.where(real, found, 0).flatten(1).sum(1, dtype=torch.float32), real.flatten(1).sum(1).float()
 
     def value(self, name: str, total: float, count: float) -> float:
-        """Returns the metric ``name`` (or ``loss``) of some samples, such as the test set: ``total / count``, to which
-        the metric's ``finish`` is applied. ``total`` and ``count`` are the sums, over these samples, of the numerators
-        and denominators that :meth:`sums` returns. If ``count`` is 0, the quotient is NaN."""
+        """Returns the metric ``name`` (or ``loss``) of some samples, such as the test set, from sums over these
+        samples: ``total`` is the sum of the numerators that :meth:`sums` returns, and ``count`` that of the
+        denominators. The result is ``total / count``, to which the metric's ``finish`` is applied. If ``count`` is 0,
+        the quotient is NaN."""
         mean = total / count if count else math.nan
         return mean if name == "loss" else self.metrics[name].finish(mean)
 
 
 def mean_loss(each: Tensor, weights: Tensor | None) -> Tensor:
-    """Returns the loss of a mini-batch: the mean of its samples' losses ``each [b]``, weighted by ``weights [b]`` if
-    they are not None. If all weights are 0, the mean is 0."""
+    """Returns the loss of a mini-batch as a scalar: the mean of its samples' losses ``each [b]``, weighted by ``weights
+    [b]``, or unweighted if ``weights`` is None. If all weights are 0, the mean is 0."""
     return each.mean() if weights is None else (each * weights).sum() / weights.sum().clamp(min=LEAST_WEIGHT)
 
 
 def sums_of_samples(values: Tensor) -> Tensor:
-    """Returns the sum of each sample's values, ``[b]``, for ``values [b, ...]`` with a value for each entry of a
-    sample, such as a token."""
+    """Adds up the values of each sample, for example of its tokens: returns sums ``[b]`` for ``values [b, ...]``.
+    Values ``[b]`` are returned unchanged."""
     return values if values.dim() == 1 else values.flatten(1).sum(1, dtype=torch.float32)
 
 
 def exponential(mean: float) -> float:
-    """Returns e to the power of ``mean``, which is the perplexity if ``mean`` is a mean cross-entropy. The result is
-    infinity where it is too large for a float."""
+    """Returns e to the power of ``mean``. If ``mean`` is a mean cross-entropy, this is the perplexity. The result is
+    infinity if it is too large for a float."""
     try:
         return math.exp(mean)
     except OverflowError:
@@ -256,7 +259,8 @@ def exponential(mean: float) -> float:
 
 
 def task_of(kind: str, axis: int, ignored: int) -> Task:
-    """Returns the task of a ``kind``, with the default loss and metrics of that kind.
+    """Returns the :class:`Task` for a ``kind`` of problem, with the default loss and metrics of that kind. For
+    ``other`` there are no metrics, and the loss is cross-entropy until the user's loss replaces it.
 
     Args:
         kind: ``classification``, ``multilabel``, ``regression``, ``tokens`` or ``other``.

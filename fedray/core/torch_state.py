@@ -33,9 +33,9 @@ _before: list[tuple[Callable[[Any], Any], Any]] = []
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """A context in which fedray computes the same, whatever settings of torch the caller has: torch has the settings of
-    a new process, except that attention uses only the kernels that :data:`ATTENTION` allows. For example, a surrounding
-    ``torch.no_grad()`` or ``torch.set_default_dtype(torch.float64)`` has no effect.
+    """A context in which fedray computes the same numbers, whatever settings of torch the caller has. In it torch has
+    the settings of a new process, except that attention uses only the kernels that :data:`ATTENTION` allows. For
+    example, a surrounding ``torch.no_grad()`` or ``torch.set_default_dtype(torch.float64)`` has no effect.
 
     After the context the thread's settings are restored. Settings of the whole process are restored when no thread is
     in such a context any more. The function can also be used as a decorator.

@@ -39,8 +39,8 @@ differently."""
 @dataclass(frozen=True)
 class EachSample:
     """A transform of mini-batches that applies the user's ``transform`` to each sample ``[...]`` of a mini-batch
-    separately, so that each gets random numbers of its own. Calling it with inputs ``[b, ...]`` returns changed inputs
-    ``[b, ...]``."""
+    separately, so that each sample gets its own random numbers. Calling it with inputs ``[b, ...]`` returns changed
+    inputs ``[b, ...]``."""
 
     transform: Transform
 
@@ -72,12 +72,13 @@ def each_sample(transform: Transform) -> Transform:
 
 @dataclass(frozen=True)
 class SeededTransform:
-    """The user's transform of training samples (``data.transform``) with fixed random numbers. It applies ``function``
-    to the mini-batch of each client of a stack.
+    """The user's transform of training samples (``data.transform``) with fixed random numbers, so that a client's
+    result does not depend on which other clients are trained, or where. It applies ``function`` to the mini-batch of
+    each of the C clients that are trained together.
 
     Before each call the global random generators of Python, NumPy and torch are seeded by (seed, round, client, local
-    step). So a client's result does not depend on which other clients are trained, or where. ``name`` is the function's
-    name in messages, and ``module`` is the name of the Python module in which it was found.
+    step). ``name`` is the function's name in messages, and ``module`` is the name of the Python module in which it was
+    found.
     """
 
     function: Transform
@@ -86,8 +87,9 @@ class SeededTransform:
 
     def __call__(self, x: Any, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Any:
         """Applies the user's function to the mini-batches of C clients in local step ``step``: returns changed copies
-        of the stored inputs ``x [C, b, ...]``, in the same shape. Only the first ``counts[i]`` samples of client
-        ``ids[i]`` are real, and only these are passed to the function."""
+        of the stored inputs ``x [C, b, ...]``, in the same shape. ``ids`` are the clients' numbers. Only the first
+        ``counts[i]`` samples of client ``ids[i]`` are passed to the function; the samples after these are padding and
+        are returned unchanged."""
         result = map_leaves(Tensor.clone, x)
         for row, (client, count) in enumerate(zip(ids, counts, strict=True)):
             if count:
@@ -154,8 +156,8 @@ class SeededTransform:
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
     """Yields the functions and objects of which the transform ``thing`` consists: ``thing`` itself, the callables in
-    its attributes, and the callables in lists and dicts there, such as the steps of a Compose. ``depth`` is the number
-    of levels above ``thing``."""
+    its attributes, and the callables in lists and dicts there, such as the steps of a Compose; then what these consist
+    of. ``depth`` is the number of levels above ``thing``."""
     yield thing
     inside = getattr(thing, "__dict__", None)
     if isinstance(thing, partial):

@@ -1,9 +1,9 @@
-"""Sums along one fixed binary tree, so that no bit of a sum depends on how the work is divided.
+"""Sums over clients along one fixed binary tree, so that no bit of a sum depends on how the work is divided.
 
-The sum over a cohort of m clients, sorted by id, is taken over the positions 0..m-1. Node (level, index) of the tree
-covers the positions [index * 2**level, (index + 1) * 2**level). Its value is the float64 sum of its two children. A
-node passes its value on unchanged if its sibling lies wholly beyond the cohort. So a worker that has all leaves of a
-subtree can add them up alone.
+The sum over a cohort of m clients, sorted by id, is taken over their positions 0..m-1. Node (level, index) of the tree
+covers the positions [index * 2**level, (index + 1) * 2**level). Its value is the float64 sum of the values of its two
+children. If all positions of one child lie beyond the cohort, it is the value of the other child. So a worker that has
+all leaves of a subtree can add them up alone.
 """
 
 from __future__ import annotations
@@ -46,11 +46,16 @@ class TreeSum:
         self._read_only: set[Node] = set()
 
     def add(self, node: Node, value: Tensor, read_only: bool = False) -> None:
-        """Adds the float64 ``value`` of a node of the tree of additions. A leaf ``(0, position)`` is the vector of one
-        client; ``(level, index)`` is a sum that was already taken over 2**level positions, from index * 2**level on.
+        """Adds one client's vector, or a sum that was already taken over several clients.
 
         The sum of two values is written into the memory of one of them, unless both are ``read_only``. The sum is on
         the device of the value that was added first.
+
+        Args:
+            node: ``(0, position)`` for the vector of the client at this position in the cohort, ``(level, index)`` for
+                a sum over the 2**level positions from index * 2**level on.
+            value: the vector or sum, float64.
+            read_only: whether ``value`` must not be overwritten.
         """
         level, index = node
         while index or (1 << level) < self.members:
@@ -73,9 +78,10 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def take(self, node: Node) -> Tensor | None:
-        """Removes the node ``(level, index)``, a sum over 2**level positions of the cohort, and returns its value,
-        which the caller may overwrite. Returns None, and removes nothing, if no value of this node has been added, if
-        the value was already added to its sibling's, or if it is read-only."""
+        """Removes a partial sum that was added, and returns its value, which the caller may overwrite: that of
+        ``node``, a pair ``(level, index)`` that stands for the 2**level positions of the cohort from index * 2**level
+        on. Returns None, and removes nothing, if this node has no value, if its value was already added to that of its
+        sibling, or if it is read-only."""
         return None if node in self._read_only else self.nodes.pop(node, None)
 
     def total(self) -> Tensor:
@@ -85,15 +91,16 @@ class TreeSum:
 
 
 class LeafSum:
-    """Adds clients' weighted float32 rows to the :class:`TreeSum` ``tree``, in double precision: :meth:`add` is called
-    for each stack of clients, and then :meth:`finish`.
+    """Adds up clients' float32 rows, such as their models, each times a weight, in double precision: :meth:`add` is
+    called for each stack of clients (clients that are trained together), and then :meth:`finish`. The result is in the
+    :class:`TreeSum` ``tree``.
 
     Rows at neighbouring positions of the cohort are collected until they fill a subtree of at most :data:`HELD_BYTES`.
     They are then added up piece by piece, so that a long row is read only once and never copied to double precision as
     a whole.
 
     Args:
-        tree: the sum to which the rows are added as leaves.
+        tree: the sum over the cohort, to which the rows are added.
         counts: the slices of a row that hold counts, such as numbers of batches, which have no average. There the sum
             takes the numbers of the row at position 0, without a weight.
     """
@@ -106,7 +113,7 @@ class LeafSum:
     def add(self, start: int, rows: Tensor, weights: Tensor) -> None:
         """Adds ``weights [C, 1]`` times ``rows [C, ...]`` to the sum, for the C clients at the positions ``start`` to
         start + C - 1 of the cohort. The caller must not change the rows before :meth:`finish` is called, because they
-        may only be added then."""
+        may be read only then."""
         if start != self._stop:
             self.finish()
         self._held.append((start, rows, weights))
@@ -117,7 +124,8 @@ class LeafSum:
             self.finish()
 
     def finish(self) -> None:
-        """Adds up the rows that :meth:`add` has collected so far. It is called after the last :meth:`add`."""
+        """Adds up the rows that :meth:`add` has collected and not yet added up. It must be called after the last
+        :meth:`add`."""
         held, self._held = self._held, []
         for start, stop in subtrees(held[0][0], self._stop, self.tree.members) if held else ():
             parts = [
@@ -159,8 +167,8 @@ class LeafSum:
 
 
 def reduce_rows(rows: Tensor) -> Tensor:
-    """Returns the sum ``[...]`` of ``rows [C, ...]``, added in the order of the tree, and overwrites ``rows``. The
-    position of the first row in the cohort must be a multiple of a power of two that is at least C."""
+    """Returns the sum ``[...]`` of ``rows [C, ...]``, added in the order in which :class:`TreeSum` adds, and overwrites
+    ``rows``. The position of the first row in the cohort must be a multiple of a power of two that is at least C."""
     step = 1
     while step < len(rows):
         left = rows[: len(rows) - step : 2 * step]
@@ -170,9 +178,9 @@ def reduce_rows(rows: Tensor) -> Tensor:
 
 
 def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
-    """Splits the positions ``start`` to stop - 1 of a cohort of ``members`` clients into as few ranges as possible
-    whose sums are nodes of the tree of additions. Yields each range as ``(start, stop)``, from left to right: (2, 4),
-    (4, 6) for 2 to 5."""
+    """Splits the positions ``start`` to stop - 1 of a cohort of ``members`` clients into as few ranges as possible,
+    each of which is covered by one node of the tree of :class:`TreeSum`. Yields each range as ``(start, stop)``, from
+    left to right: (2, 4), (4, 6) for 2 to 5."""
     while start < stop:
         # the largest subtree that begins here
         size = start & -start or 1 << (members - 1).bit_length()
@@ -183,11 +191,11 @@ def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
 
 
 def subtree(start: int, size: int) -> Node:
-    """Returns the node ``(level, index)`` of the tree of additions whose value is the sum over the positions ``start``
-    to start + size - 1.
+    """Returns the node ``(level, index)`` of the tree of :class:`TreeSum` whose value is the sum over the positions
+    ``start`` to start + size - 1.
 
     Its level is the smallest with 2**level >= ``size``, and ``start`` must be a multiple of 2**level. If ``size`` is no
-    power of two, these must be the last positions of the cohort; those beyond it add nothing to the node.
+    power of two, these must be the last positions of the cohort; positions beyond the cohort add nothing to the node.
     """
     level, index = 0, start
     while (1 << level) < size:

@@ -14,13 +14,18 @@ from fedray.core.seeds import Purpose, torch_seed
 
 @dataclass
 class UploadRows:
-    """What an upload step may know about the rows that it gets: one row for each of C clients. Entry i of each list is
-    about row i.
+    """Tells an upload step (:class:`UploadStep`) about the rows that it gets: one row for each of C clients.
 
-    ``name`` is the upload's name in the algorithm and ``phase`` the phase that uploads it. ``round`` is the number of
-    the round, and ``clients`` are the clients' numbers. ``kept`` float32 ``[C, parameters]`` is what the step has
-    stored for these clients at their last participation, and zeros before the first. A step whose ``keeps`` is true
-    assigns to ``kept`` what it stores from now on. ``seed`` and ``place`` only serve :meth:`generator`.
+    Args:
+        name: the upload's name in the algorithm.
+        phase: the phase of the round that uploads it.
+        round: the number of the round.
+        clients: the clients' numbers; ``clients[i]`` is the client of row i.
+        seed: ``run.seed``; only :meth:`generator` uses it.
+        place: a number for the step and the upload; only :meth:`generator` uses it.
+        kept: float32 ``[C, parameters]``, the rows that the step stored for these clients at their last participation,
+            zeros before the first; None for a step that stores nothing. A step whose ``keeps`` is true assigns the rows
+            that it stores from now on.
     """
 
     name: str
@@ -32,8 +37,7 @@ class UploadRows:
     kept: Tensor | None = None
 
     def generator(self, row: int) -> torch.Generator:
-        """Returns a new random generator of torch, on the CPU, for the client in ``row``, from which an upload step
-        draws its noise.
+        """Returns a new torch generator on the CPU, from which an upload step draws the noise of the client in ``row``.
 
         The generator's numbers depend only on ``run.seed``, the round, the client, the upload and the step, and not on
         which clients are computed together.
@@ -43,8 +47,8 @@ class UploadRows:
 
 
 class UploadStep:
-    """The base class of steps that every upload passes on the client's side, before uploads are weighted and summed:
-    clipping, compression or noise (``train.upload``).
+    """The base class of steps that change uploads on the client's side, before they are weighted and summed: clipping,
+    compression or noise (``train.upload``).
 
     Any function ``step(rows, upload)`` is a step as well; a class can also store a row for each client (:attr:`keeps`).
     Steps are called in the order in which the configuration names them, each with the rows that the one before has

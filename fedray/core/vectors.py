@@ -22,10 +22,10 @@ round."""
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one named tensor in the row of a :class:`Model`: ``size`` numbers from ``start`` on. For buffers,
-    ``start`` is counted within their :class:`Block`. ``order`` lists the tensor's dimensions from the outermost in
-    memory to the innermost. It keeps a module's memory format, such as channels last, which decides what kernels are
-    run."""
+    """The place of one named tensor in the row of a :class:`Model`: ``size`` numbers from ``start`` on. The ``start``
+    of a buffer is counted from the beginning of its :class:`Block`. ``order`` lists the tensor's dimensions from the
+    outermost in memory to the innermost. It preserves a module's memory format, such as channels last, which decides
+    what kernels are run."""
 
     name: str
     shape: torch.Size
@@ -37,20 +37,21 @@ class Slot:
         return prod(self.shape)
 
     def view(self, vector: Tensor) -> Tensor:
-        """Returns the tensor that this slot describes, in its own shape, as a view of ``vector``: a model's row or
-        gradient, or the entries of a :class:`Block`."""
+        """Returns the tensor of this slot, in its own shape, as a view of ``vector``, which holds all tensors one after
+        another: a model's row or gradient, or the entries of a :class:`Block`."""
         return self.shaped(vector[self.start : self.start + self.size])
 
     def shaped(self, piece: Tensor) -> Tensor:
-        """Returns the tensor in its own shape, given its numbers ``piece [size]`` in the order in which they lie in
-        memory."""
+        """Returns the slot's tensor in its own shape, given its numbers ``piece [size]`` in the order in which they lie
+        in memory."""
         if self.plain:
             return piece.view(self.shape)
         inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
         return piece.view([self.shape[d] for d in self.order]).permute(inverse)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Returns the numbers of ``tensor`` as a vector ``[size]``, in the order in which they lie in memory."""
+        """Returns the numbers of ``tensor``, which has the slot's shape, as a vector ``[size]``, in their order in
+        memory."""
         return (tensor if self.plain else tensor.permute(self.order)).reshape(-1)
 
     @cached_property
@@ -62,8 +63,8 @@ class Model:
     """A model as one row of numbers, so that the formulas of algorithms can be written with + and -; or C models, one
     for each of C clients, as C rows.
 
-    Models are points, and plain tensors ``[..., width]`` are directions between them. ``x - y`` of two models is the
-    direction between their parameters; ``x + 0.5 * (y - x)`` is a model with the buffers of x. Shapes broadcast.
+    A plain tensor ``[..., width]`` is a direction between models. ``x - y`` of two models is the direction between
+    their parameters; ``x + 0.5 * (y - x)`` is a model with the buffers of x. Shapes broadcast.
 
     Args:
         row: float32 ``[width + buffer_width]``, or ``[C, width + buffer_width]`` for C models: the trainable
@@ -96,20 +97,20 @@ class Model:
         return self.row.shape[-1] > self.width
 
     def with_parameters(self, parameters: Tensor) -> Model:
-        """Returns a model with ``parameters [..., width]`` and this model's buffers."""
+        """Returns a model, or several models, with ``parameters [..., width]`` and this model's buffers."""
         if not self.has_buffers:
             return Model(parameters, self.width)
         buffers = self.buffers.expand(*parameters.shape[:-1], -1)
         return Model(torch.cat([parameters, buffers], dim=-1), self.width)
 
     def with_buffers_of(self, other: Model) -> Model:
-        """Returns a model with this model's parameters and the buffers of ``other``, such as the clients' averaged
-        ones."""
+        """Returns a model with this model's parameters and the buffers of ``other``, for example the clients'
+        average."""
         return other.with_parameters(self.parameters)
 
     def moved(self, direction: Tensor, by: float = 1.0) -> Model:
-        """Returns a model with the parameters w + by * direction, where w are this model's, and with this model's
-        buffers. ``direction`` is ``[..., width]``."""
+        """Moves the parameters: returns a model with the parameters w + by * direction, where w are this model's, and
+        with this model's buffers. ``direction`` is ``[..., width]``."""
         return self.with_parameters(self.parameters.add(direction, alpha=by))
 
     def __add__(self, direction: Tensor) -> Model:
@@ -127,9 +128,9 @@ class Model:
         return self.with_parameters(self.parameters - other)
 
     def lerp(self, target: Model, weight: float) -> Model:
-        """Returns a model with the parameters x + weight (target - x), where x are this model's, and with the buffers
-        of ``target``. Algorithms use it at the server, where the buffers of ``target`` are already the clients'
-        average."""
+        """Moves the parameters towards those of ``target``: returns a model with the parameters x + weight (target -
+        x), where x are this model's, and the buffers of ``target``. Algorithms use it at the server, where ``target``
+        is the clients' average."""
         return target.with_parameters(self.parameters.lerp(target.parameters, weight))
 
     def zeros(self) -> Tensor:
@@ -142,9 +143,9 @@ class Model:
         return Model(self.row.clone(), self.width)
 
     def rows(self, count: int) -> Model:
-        """Returns ``count`` copies of a single model as the rows of one :class:`Model`, ``[count, ...]``, for clients
-        that all start from it. The copies share the memory of their parameters, but not of their buffers, because
-        training updates buffers in place."""
+        """Returns ``count`` copies of a single model as one :class:`Model` with ``count`` rows, for clients that all
+        start from it. The copies share the memory of their parameters, but not of their buffers, because training
+        updates buffers in place."""
         row = self.row.expand(count, -1)
         return Model(row.clone() if self.has_buffers else row, self.width)
 
@@ -164,8 +165,8 @@ Vector: TypeAlias = Model | Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """The place of the buffers of one type, such as int64, in the row of a :class:`Model`: they lie next to each other,
-    in one block.
+    """The place of the buffers of one type, such as int64, in the row of a :class:`Model`, where they lie next to each
+    other.
 
     Args:
         dtype: the type of the buffers.
@@ -184,13 +185,12 @@ class Block:
 
     @property
     def parts(self) -> int:
-        """How many float32 numbers of a model's row each entry of the block's buffers takes."""
+        """The number of float32 numbers that each entry of the block's buffers takes in a model's row."""
         return numbers.parts_of(self.dtype)
 
     @property
     def place(self) -> slice:
-        """The slice of the block's numbers in a vector ``[buffer_width]``, the part of a model's row that holds
-        buffers."""
+        """The slice of the block's numbers in a vector ``[buffer_width]`` that holds a model's buffers."""
         return slice(self.start, self.start + self.parts * self.count)
 
     def read(self, buffers: Tensor) -> dict[str, Tensor]:
@@ -222,7 +222,8 @@ class Block:
 
     def rounded(self, total: Tensor) -> Tensor:
         """Converts the block's part of a float64 sum over clients' rows, ``total [parts * count]``, to float32 numbers
-        of a row, ``[parts * count]``. Float64 buffers keep their precision: their parts are added and split again."""
+        of a row, ``[parts * count]``. The float32 parts of a float64 buffer are added up and split again, which keeps
+        its precision."""
         if not self.dtype.is_floating_point or self.parts == 1:
             return total.float()
         # a GPU may add three numbers in another order
@@ -263,19 +264,18 @@ class Layout:
 
     @property
     def row_width(self) -> int:
-        """How many float32 numbers the row of a model has: ``width`` for parameters and ``buffer_width`` for
-        buffers."""
+        """The number of float32 numbers in a model's row: ``width`` for parameters and ``buffer_width`` for buffers."""
         return self.width + self.buffer_width
 
     def model(self, row: Tensor) -> Model:
-        """Returns the row ``[row_width]`` of one model, or the rows ``[C, row_width]`` of C models, as a
-        :class:`Model`."""
+        """Returns a :class:`Model` with the numbers of ``row``: the ``[row_width]`` numbers of one model, or ``[C,
+        row_width]`` of C models."""
         return Model(row, self.width)
 
     @cached_property
     def whole_numbers(self) -> list[slice]:
-        """The slices of a model's row that hold buffers of whole numbers, such as ``num_batches_tracked``. These count
-        something, so they are not averaged over clients."""
+        """The slices of a model's row that hold buffers of whole numbers, such as ``num_batches_tracked``. These
+        buffers count something, so they are not averaged over clients."""
         whole = [block.place for block in self.blocks if not (block.dtype.is_floating_point or block.dtype.is_complex)]
         return [slice(self.width + place.start, self.width + place.stop) for place in whole]
 
@@ -295,8 +295,9 @@ class Layout:
         return {slot.name: slot.view(model.row) for slot in self.slots} | {n: buffers[n] for n in self._buffer_names}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the buffers in ``buffers [buffer_width]``, the end of a model's row, as a dict of tensors by name, in
-        their own types and shapes. Buffers that never change are not among them. Buffers of float32 are views."""
+        """Reads a model's buffers from ``buffers [buffer_width]``, the end of its row, and returns them as a dict of
+        tensors by name, in their own types and shapes. Buffers that never change are left out. Buffers of float32 are
+        views."""
         return {name: tensor for block in self.blocks for name, tensor in block.read(buffers).items()}
 
     def write_buffers(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
@@ -328,8 +329,8 @@ class Layout:
         Args:
             pieces: the gradient of each parameter, in the order of the module's parameters; None for zeros.
             out: the vector ``[width]``.
-            written: the positions in ``pieces`` of parameters whose gradients are in ``out`` already. To these
-                gradients the pieces are added.
+            written: the indices in ``pieces`` of parameters whose places in ``out`` already hold a gradient, to which
+                the piece is added.
         """
         flat: list[Tensor] = []
         start = stop = 0
@@ -350,8 +351,8 @@ class Layout:
             torch.cat(flat, out=out[start:stop])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Returns the trainable parameters in ``vector [width]`` as a dict of tensors by name, in their own shapes.
-        They are views through which autograd can differentiate."""
+        """Returns the trainable parameters in ``vector [width]`` as a dict of tensors by name, in their own shapes. The
+        tensors are views through which autograd can differentiate."""
         pieces = vector.split_with_sizes(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 

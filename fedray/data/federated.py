@@ -49,20 +49,23 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The samples of a run, and which client holds each of them. For a client only the indices of its samples
-    are stored.
+    """The samples of a run, and which client holds each of them. For a client only the indices of its samples are
+    stored.
 
-    * ``x``, ``y``, ``x_test``, ``y_test``, ``scale``, ``shift``, ``classes``, ``task``: as in
-      :class:`~fedray.data.sources.source.Source`, for all training and test samples. If the source has a public set
-      that is used, its samples are at the end of ``x`` and ``y``.
+    * ``x``, ``y``, ``x_test``, ``y_test``: the inputs and targets of all training and test samples. Inputs are an array
+      [n, ...], a tuple or dict of such arrays, or a :class:`LazyItems`. If the source has a public set that is used,
+      its samples are at the end of ``x`` and ``y``.
+    * ``classes``, ``task``: the number of classes, and the kind of task, such as ``classification``. ``scale``,
+      ``shift``: a model's input is float32(x) * scale + shift (:class:`~fedray.data.sources.source.Source`).
     * ``indices`` and ``offsets``: client i holds the training samples ``indices[offsets[i]:offsets[i + 1]]`` (int64,
       sorted), which are indices into ``x``.
-    * ``public``, ``validation``: indices into ``x`` of the public set and the validation set, which no client holds
-      (but for the public set with ``data.public_overlap``).
+    * ``public``, ``validation``: indices into ``x`` of the public set, on which the server may train, and of the
+      validation set. No client holds these samples, except those of the public set with ``data.public_overlap``.
       ``train_subset``: indices into ``x`` of the samples on which train_accuracy is evaluated.
     * ``test_indices``, ``test_offsets``: each client's share of the test set, as indices into ``x_test``, in the form
       of ``indices`` and ``offsets``. Both are None if the clients have no test shares.
-    * ``ids`` int64 [N]: the clients' numbers in the data, 0..N-1 unless the partition is natural.
+    * ``ids`` int64 [N]: the number that each client has in the data set. These are 0..N-1 unless the clients come with
+      the data (the partition ``natural``).
     * ``class_names``, ``client_names``: the names of classes and clients in the data, None if they have only numbers.
     * ``notes``: lines about the data and the partition that the user should know.
     """
@@ -95,8 +98,8 @@ class FederatedData:
 
     @property
     def user_classes(self) -> list[type]:
-        """The Python types of the Datasets that are read item by item. They may be user-defined; their code is then
-        sent to Ray's processes."""
+        """The Python types of the Datasets whose items are read one by one. These may be user-defined, so their code is
+        sent to Ray's processes. The list is empty if no items are read in this way."""
         return [cls for x in (self.x, self.x_test) if isinstance(x, LazyItems) for cls in x.classes]
 
     @property
@@ -139,11 +142,10 @@ class FederatedData:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Returns the sorted indices into ``x_test`` and ``y_test`` of the test samples on which client ``i`` is
-        scored, int64.
+        """Returns the sorted indices into ``x_test`` and ``y_test`` of the test samples on which models are scored for
+        client ``i`` (its test share), int64.
 
-        These are the client's test share. Raises ValueError if the clients have no test shares
-        yet (:func:`with_test_shares`).
+        Raises ValueError if no test shares have been made yet (:func:`with_test_shares`).
         """
         if self.test_indices is None or self.test_offsets is None:
             raise ValueError(
@@ -160,8 +162,7 @@ class FederatedData:
         return self.stored_examples(count).gather(np.arange(count))
 
     def stored_examples(self, count: int) -> Samples:
-        """Returns ``count`` evenly spaced training samples in their stored form, which is how they are before they
-        are scaled."""
+        """Returns ``count`` evenly spaced training samples in their stored form, in which inputs are not scaled yet."""
         import torch
 
         from fedray.core.samples import Samples
@@ -199,10 +200,10 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
     """Partitions the samples of a data set among clients.
 
-    The public set, which is for a model that the server trains, and the validation set are drawn at random from the
-    training set before it is partitioned. If the source comes with a public set, that set is used instead of a draw:
-    all of it if ``data.public_samples`` is ``auto``, or else ``data.public_samples`` random samples of it. With
-    ``data.public_overlap`` a public set that was drawn is partitioned among the clients, too, as if there were none.
+    Two sets of samples are first drawn at random from the training set and withheld from the clients: the public set,
+    for a model that the server trains, and the validation set. If the source comes with a public set, that set is used
+    instead of a draw: all of it if ``data.public_samples`` is ``auto``, or else ``data.public_samples`` random samples
+    of it. With ``data.public_overlap`` the clients get the samples of a drawn public set as well.
 
     Args:
         source: the data set.
@@ -262,8 +263,8 @@ def _with_natural_clients(
 ) -> FederatedData:
     """Returns ``federated`` with the numbers, names and test samples of the clients that come with the data.
 
-    ``owners`` has the client of each sample that was partitioned. ``places`` are the positions, among the partitioned
-    samples, of those that clients hold.
+    ``owners`` has the client of each sample that was partitioned. ``places`` are indices into ``owners`` of the samples
+    that clients hold.
     """
     assert source.client_train is not None
     ids, names, notes = np.unique(owners[places]), source.client_names, federated.notes
@@ -294,11 +295,12 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
 
 
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
-    """Returns ``data`` with the samples of the public set partitioned among the clients, in addition to what they hold.
+    """Partitions the public set among the clients, and returns ``data`` with these samples added to the clients'
+    training samples. The public set of the result is empty.
 
-    The public set are samples for a model that the server trains. An algorithm without such a model then trains on as
-    many labelled samples as one with it. The public samples go, in random order, to the clients that hold samples. The
-    numbers of public samples that two clients get differ by one at most.
+    The public set is for a model that the server trains. An algorithm without such a model then trains on as many
+    labelled samples as one with it. The public samples go, in an order drawn by ``seed``, to the clients that hold
+    samples. The numbers of public samples that two clients get differ by one at most.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
@@ -311,11 +313,11 @@ def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
-    """Returns ``data`` with ``train_subset`` filled in: the indices of the training samples on which train_accuracy
-    is evaluated.
+    """Draws the training samples on which train_accuracy is evaluated, and returns ``data`` with their sorted indices
+    as ``train_subset``.
 
-    The samples are a uniform draw of ``samples`` samples among those that clients hold. Raises :class:`UserError` if
-    the clients hold fewer samples.
+    ``samples`` is how many are drawn, uniformly among those that clients hold, and ``seed`` is the seed of the draw.
+    Raises :class:`UserError` if the clients hold fewer samples.
     """
     held = np.unique(data.indices)
     if samples > len(held):

@@ -1,4 +1,5 @@
-"""Normalisation of inputs: ``float32(x) * scale + shift`` along axis 1."""
+"""Normalisation of inputs: finds the scale and shift of each channel, so that models get ``float32(x) * scale + shift``
+(channels are axis 1)."""
 
 from __future__ import annotations
 
@@ -48,10 +49,10 @@ def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
     """Checks the ``scale`` and ``shift`` that a user gives for the inputs ``x``, and returns them as float32.
 
     A model's inputs are float32(x) * scale + shift. The result is ``{"scale": ..., "shift": ...}``, each float32
-    ``[channels]``. If ``x`` is a tuple or dict of inputs, scale and shift are tuples or dicts like ``x``, with None for
-    inputs that stay as they are. If the user gives neither, uint8 inputs in a tuple or dict are divided by 255. The
-    result is an empty dict if no input is scaled. Raises :class:`UserError`, whose message begins with ``where``, if
-    scale or shift do not fit ``x``.
+    ``[channels]``; if only one of the two is None, it becomes 1 (scale) or 0 (shift). If ``x`` is a tuple or dict of
+    inputs, scale and shift are tuples or dicts like ``x``, with None for inputs that stay as they are. If both are
+    None, uint8 inputs in a tuple or dict are divided by 255. The result is an empty dict if no input is scaled. Raises
+    :class:`UserError`, whose message begins with ``where``, if scale or shift do not fit ``x``.
     """
     structured = isinstance(x, (tuple, Mapping))
     if scale is None and shift is None:
@@ -65,21 +66,24 @@ def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
 
 
 def of_bytes(x: Any) -> dict[str, Any]:
-    """Returns ``{"scale": ..., "shift": ...}`` that divide uint8 inputs by 255, or an empty dict if no input is uint8.
+    """Returns the scale and shift that divide uint8 inputs by 255, as a dict ``{"scale": ..., "shift": ...}``. The dict
+    is empty if no input is uint8.
 
-    ``x`` is an array, or a tuple or dict of arrays. Both values have the structure of ``x``, and None for other inputs.
+    ``x`` has the inputs: an array, or a tuple or dict of arrays. Scale and shift have the structure of ``x``, with a
+    float32 array ``[channels]`` for each uint8 input, and None for the others.
     """
     return _fields(x, _unit)
 
 
 def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
-    """Returns ``{"scale": ..., "shift": ...}`` for the value ``choice`` of ``data.normalization``.
+    """Returns the scale and shift for the value ``choice`` of ``data.normalization``, as
+    ``{"scale": ..., "shift": ...}``.
 
-    Scale and shift turn stored inputs into those of a model, which are float32(x) * scale + shift. Both are computed
-    for the training inputs ``x``, an array or a tuple or dict of arrays, and have the structure of ``x``. For
-    ``default`` the result is an empty dict, so that the source keeps its own scale and shift. In a tuple or dict,
-    inputs for which the choice makes no sense stay as they are. Raises :class:`UserError`, whose message begins with
-    ``where``, if the choice makes sense for none of the inputs.
+    A model's inputs are float32(x) * scale + shift, where x are the stored inputs. Scale and shift are computed from
+    the training inputs ``x``, an array or a tuple or dict of arrays, and have the structure of ``x``. For ``default``
+    the result is an empty dict, which means that the source's scale and shift are kept. In a tuple or dict, inputs for
+    which the choice makes no sense stay as they are. Raises :class:`UserError`, whose message begins with ``where``, if
+    the choice makes sense for none of the inputs.
     """
     if choice == DEFAULT:
         return {}
@@ -96,11 +100,11 @@ def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
 
 
 def of_numbers(mean: Sequence[float], std: Sequence[float], where: str, x: Any) -> dict[str, Any]:
-    """Returns ``{"scale": ..., "shift": ...}`` that make (x - mean) / std of the training inputs ``x``, an array, where
-    bytes are divided by 255 before.
+    """Returns the scale and shift, as ``{"scale": ..., "shift": ...}``, with which a model gets (x - mean) / std for
+    the inputs x. If these are uint8, they are divided by 255 first.
 
-    ``mean`` and ``std`` have a number for each channel, or one for all. Raises :class:`UserError`, whose message begins
-    with ``where``, if they do not fit the inputs.
+    ``x`` is the array of training inputs. ``mean`` and ``std`` have a number for each channel, or one for all. Raises
+    :class:`UserError`, whose message begins with ``where``, if they do not fit the inputs.
     """
     first = getattr(x, "first", x)
     if not isinstance(first, np.ndarray) or first.dtype not in (np.float32, np.uint8):

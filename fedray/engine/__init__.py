@@ -1,1 +1,1 @@
-"""Runs rounds, in this process or on Ray. Begin with README.md."""
+"""Runs the rounds of federated learning, in this process or on Ray. Begin with README.md in this folder."""

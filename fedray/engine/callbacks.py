@@ -1,4 +1,4 @@
-"""Callbacks: the user's objects that follow a run, in the process that started it."""
+"""Callbacks: objects and functions of the user's that are called as a run goes on, in the process that started it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ and ``look("layers")`` return columns by name, or None; ``look("model", name)`` 
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that begins, or continues from a checkpoint, as a callback's method ``start`` gets it.
+    """The argument of a callback's method ``start``: a run that begins, or that continues from a checkpoint.
 
-    ``folder`` is the run's folder, and ``config`` its configuration, in which ``auto`` and null are replaced by values.
-    ``round`` is the number of rounds that are already done (0 for a new run), and ``rounds`` the total number.
+    ``folder`` is the folder with the run's results, and ``config`` the run's configuration, in which ``auto`` and null
+    are replaced by values. ``round`` is the number of rounds that are already done (0 for a new run), and ``rounds``
+    the total number.
 
     Example:
         def start(self, run):
@@ -44,10 +45,12 @@ class RunStart:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished round, as a callback gets it: its number ``round`` (from 1), and ``metrics``, its row of metrics.csv.
+    """The report of a finished round, which callbacks get: the round's number ``round`` (from 1), and ``metrics``, the
+    values in its row of metrics.csv by column.
 
-    The other parts of the round are fetched from the process that runs the rounds when a callback reads them, so that
-    they cost nothing otherwise. They are copies, and can be read only until the callback returns.
+    The other results of the round, such as :attr:`clients` and :meth:`model`, are fetched from the process that runs
+    the rounds when a callback reads them, so that they cost nothing otherwise. They are copies, and can be read only
+    until the callback returns. ``look`` is the function that fetches them, which fedray sets.
 
     Example:
         def on_round(report):
@@ -60,30 +63,32 @@ class Report:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """The round's rows of clients.parquet, one for each client of the cohort. Columns are ``round``, ``client``,
-        ``samples``, ``steps`` and what the algorithm records, such as ``loss``."""
+        """A table with a row for each client that took part in the round: the round's rows of clients.parquet. Its
+        columns are ``round``, ``client`` (the client's number), ``samples``, ``steps`` (local ones), the clients' names
+        if they have some, and what the algorithm records, such as ``loss``."""
         found = self._table("clients")
         assert found is not None
         return found
 
     @property
     def evaluation(self) -> pd.DataFrame | None:
-        """The round's rows of evaluation.parquet, one for each client that was scored on its test samples, with a
-        column ``<model>_<metric>`` for each model. None if no client was scored."""
+        """A table with a row for each client that was scored on its test samples after the round: the round's rows of
+        evaluation.parquet. It has a column ``<model>_<metric>`` for each model. None if no client was scored."""
         return self._table("evaluation")
 
     @property
     def layers(self) -> pd.DataFrame | None:
-        """The round's rows of layers.parquet, one for each layer of the server's model, with the columns ``round``,
-        ``layer``, ``update_norm`` and ``norm``. None without ``run.diagnostics``."""
+        """A table with a row for each layer of the server's model: the round's rows of layers.parquet. Its columns are
+        ``round``, ``layer`` (the name), ``update_norm`` (the norm of the layer's change in the round) and ``norm`` (of
+        its parameters after the round). None without ``run.diagnostics``."""
         return self._table("layers")
 
     def model(self, name: str | None = None) -> nn.Module:
-        """Returns the model after the round, in evaluation mode and on the CPU.
+        """Returns a copy of the model after the round, as a module in evaluation mode on the CPU.
 
         Args:
-            name: One of the algorithm's further models, such as pFedMo's ``representation``. The default is the
-                evaluated model.
+            name: The name of one of the algorithm's further models, such as pFedMo's ``representation``. The default is
+                the evaluated model, the one that the algorithm would deploy.
 
         Raises:
             UserError: The algorithm has no model of that name, or the callback has already returned.
@@ -107,8 +112,8 @@ class Report:
 
 
 class Callback:
-    """The methods of a callback, all of them optional. Any object with one of these methods is a callback; it need not
-    be a subclass.
+    """The base class of callbacks, which follow a run in the user's process, for example to log it or to end it early.
+    All methods are optional. Any object that has one of these methods is a callback; it need not be a subclass.
 
     Example:
         class Logger(Callback):
@@ -117,19 +122,23 @@ class Callback:
     """
 
     def start(self, run: RunStart) -> None:
-        """Called before the first round, and again if the run goes back to a checkpoint because a process died."""
+        """Called with a description of the ``run`` before the first round, and again if the run goes back to a
+        checkpoint because a process died."""
 
     def round(self, report: Report) -> bool | None:
-        """Called after each round. The next round waits until this method returns, and the run ends if it
-        returns true."""
+        """Called after each round with the ``report`` of its results. The next round waits until this method returns,
+        and the run ends if it returns true."""
 
     def end(self, result: RunResult) -> None:
-        """Called when the run has been completed, has diverged, or was interrupted (``result.status``)."""
+        """Called with the ``result`` of the run when the run has been completed, has diverged, or was interrupted
+        (``result.status``)."""
 
 
 class Callbacks:
-    """All callbacks of a run: those that ``run.callbacks`` names (``named``), and those that were passed from Python
-    (``handed_over``). A function is used as the method ``round``, and a class is instantiated without arguments.
+    """Calls all callbacks of a run: those that the key ``run.callbacks`` names (``named``, with entries such as
+    ``file.py:Name`` or ``{name: file.py:Name, option: 1}``), and those that were passed as objects from Python
+    (``handed_over``). A function is used as the method ``round``. A class is instantiated, with the entry's options or
+    else without arguments.
 
     An exception of a named callback becomes a :class:`UserError`, which names the callback, the file and the line. An
     exception of a callback from Python is raised unchanged.
@@ -149,8 +158,8 @@ class Callbacks:
         self._call("start", run)
 
     def round(self, report: Report) -> bool:
-        """Calls the method ``round`` of all callbacks that have one. Returns whether the run must end, because one of
-        them returned true. Afterwards the report's parts, such as its clients, can no longer be read."""
+        """Calls the method ``round`` of all callbacks that have one, with ``report``. Returns whether the run must end,
+        because a callback returned true. Afterwards the report's parts, such as its clients, can no longer be read."""
         opened = [report.look]
 
         def look(what: str, *name: str | None) -> Any:

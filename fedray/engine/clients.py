@@ -1,4 +1,4 @@
-"""Everything with which one process simulates clients: their data, their states, and the network that trains them."""
+"""What one process needs to simulate clients: their data, their states, and the network that trains them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,16 @@ class Clients:
     """Everything with which one process simulates clients on one device: the network, the data and the clients' states.
     :meth:`phase_of` makes the :class:`~fedray.client.phase.ClientPhase` of any clients, with which an algorithm trains.
 
-    ``network`` wraps the user's module, into which each client's model is loaded. ``train`` and ``test`` have all
-    samples of the data set, and ``states`` is the folder of the clients' states. ``fetch`` returns the object that a
-    handle names.
+    Args:
+        experiment: The algorithm, the model and all settings of the run.
+        data: The samples of the run, and which client holds each of them.
+        states: The folder with the files of the clients' states, which clients keep from round to round.
+        device: "cpu" or "cuda".
+        fetch: A function that returns the object to which a handle refers, such as a broadcast. By default the handle
+            is the object itself.
+
+    The attribute ``network`` wraps the user's module, into which each client's model is loaded. ``train`` and ``test``
+    have all samples of the data set.
     """
 
     def __init__(
@@ -83,13 +90,13 @@ class Clients:
 
     @property
     def largest(self) -> int:
-        """The number of the client with the most samples, for which memory is estimated."""
+        """The number (id) of the client with the most samples, for which memory is estimated."""
         return int(self.data.sizes().argmax())
 
     def first_batch(self, client: int, copies: int | None = None) -> tuple[Any, Tensor]:
-        """Returns inputs ``[b, ...]`` and targets ``[b, ...]`` of a mini-batch of ``client``, on which
-        memory can be measured. With ``copies`` the mini-batch is repeated, as for a stack of that many
-        clients: ``[copies, b, ...]``."""
+        """Returns inputs ``[b, ...]`` and targets ``[b, ...]`` of a mini-batch of ``client`` (its number), with which
+        the memory of a training step can be measured. With ``copies`` the mini-batch is repeated, as for that many
+        clients that are trained together: ``[copies, b, ...]``."""
         indices = self.data.client(client)[: self.experiment.training.batch_size]
         return self.train.gather(indices if copies is None else np.broadcast_to(indices, (copies, len(indices))))
 
@@ -119,7 +126,8 @@ class Clients:
             yield
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
-        """Returns the models and tensors of the broadcast ``handle`` by name, in fresh, aligned memory of this process.
+        """Returns the broadcast to which ``handle`` refers, which the server has sent to all clients: models and
+        tensors by name, in aligned memory of this process, on its device.
 
         The last broadcast stays in memory, because all tasks of a phase have the same one.
         """
@@ -146,8 +154,8 @@ class Clients:
         return lanes
 
     def with_fewer_lanes(self, lanes: int, why: str) -> None:
-        """Lowers the number of clients that this process trains side by side to ``lanes``, from now on. The user is
-        told, with ``why`` as the reason."""
+        """Makes this process train at most ``lanes`` clients side by side from now on, because more were not possible.
+        ``why`` is the reason in words, for a line that is shown to the user."""
         self.lanes = lanes
         self._lines.append(f"{_lanes(lanes)} from now on, because {why}")
         if self.experiment.replay:
@@ -156,26 +164,28 @@ class Clients:
             torch.cuda.empty_cache()
 
     def take_lines(self) -> tuple[str, ...]:
-        """Returns the lines to be shown to the user that this process has collected since the last call."""
+        """Returns the lines of text for the user that this process has collected since the last call."""
         lines = tuple(self._lines)
         self._lines.clear()
         return lines
 
     def stacks(self, blocks: Blocks, lanes: int = 1) -> Iterator[tuple[int, int]]:
-        """Yields the stacks (clients that are trained together) of some blocks of the cohort. Each stack is a pair: the
-        position of its first client in the cohort, and its number of clients.
+        """Divides some clients of the cohort into stacks, groups of clients that are trained together. Yields each
+        stack as a pair: the position of its first client in the cohort, and its number of clients.
 
-        With ``engine.vectorize`` each block is a stack. Otherwise a stack has at most ``lanes`` clients.
+        ``blocks`` are ranges ``(start, stop)`` of the clients' positions. With ``engine.vectorize`` each block is a
+        stack. Otherwise a stack has at most ``lanes`` clients.
         """
         for start, stop in blocks:
             size = stop - start if self.experiment.vectorize else lanes
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
     def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """Makes the object that an algorithm's methods get as ``client`` for the clients of ``stack``. ``training``
-        says how these train locally; the default is the run's configuration.
+        """Returns the object that an algorithm's methods get as ``client``: the clients of ``stack``, which are trained
+        together, in one phase of a round.
 
-        ``rest`` are the other arguments of :class:`~fedray.client.phase.ClientPhase`.
+        ``training`` has the settings of their local training; None stands for the run's settings. ``rest`` are the
+        other arguments of :class:`~fedray.client.phase.ClientPhase`, such as ``round``, ``lr`` and ``shared``.
         """
         return ClientPhase(
             self.network, self.train, training or self.experiment.training, stack, clients=self.data.active,
@@ -183,10 +193,11 @@ class Clients:
         )  # fmt: skip
 
     def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
-        """Returns the states that a stack's clients keep from round to round: models and vectors by name, with a row
-        for each client, ``[C, ...]``, in fresh memory.
+        """Returns the states that C clients, which are trained together, have kept from earlier rounds: models and
+        vectors by name, with a row for each client, ``[C, ...]``, in fresh memory.
 
-        ``handles`` refer to the states. A client without a state, whose handle is None, gets zeros.
+        ``handles`` has a reference to the state of each client, such as a file. The reference is None for a client
+        without a state, which gets zeros.
         """
         layout, algorithm = self.network.layout, self.algorithm
         widths = dict.fromkeys(algorithm.client_state, layout.width)
@@ -194,15 +205,16 @@ class Clients:
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
     def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
-        """Returns the vectors ``[C, width]``, a row for each client of a stack, that a step of ``train.upload`` stored
-        under ``name`` when the clients last took part. ``handles`` refer to the clients' states. Clients that never
-        took part get zeros."""
+        """Returns what a step of ``train.upload`` has stored under ``name`` for C clients that are trained together,
+        when they last took part: vectors ``[C, width]``, a row for each client. ``handles`` has a reference to the
+        state of each client, or None for a client that never took part, which gets zeros."""
         return self._stacked(handles, {name: width})[name]
 
     def momentum(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
-        """Returns the momentum that the clients of a stack have kept (``train.momentum_reset: never``), by the name of
-        the model, with a row for each client, ``[C, width]``; zeros for those that have none. ``handles`` refer to the
-        clients' states."""
+        """Returns the momentum that C clients, which are trained together, have kept since they last took part
+        (``train.momentum_reset: never``): for the name of each model that has one, vectors ``[C, width]``, a row for
+        each client. ``handles`` has a reference to the state of each client, or None. A client without momentum gets
+        zeros."""
         with self.clock.on("transport"):
             files = [{} if handle is None else self.traffic.take(handle) for handle in handles]
         names = sorted({name for file in files for name in file if name.startswith(MOMENTUM)})
@@ -214,15 +226,15 @@ class Clients:
         return {name.removeprefix(MOMENTUM): rows for name, rows in found.items()}
 
     def received(self, handles: Sequence[Handle | None]) -> Model:
-        """Returns the models that a stack's clients received when they last took part, with a row for each client,
-        ``[C, ...]``, for an algorithm that declares ``needs_received``. ``handles`` refer to the models. Clients that
-        never took part get zeros."""
+        """Returns the models that C clients, which are trained together, received when they last took part,
+        ``[C, ...]``, a row for each client. Only algorithms that declare ``needs_received`` use them. ``handles`` has a
+        reference to the model of each client, or None for a client that never took part, which gets zeros."""
         layout = self.network.layout
         return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
 
     def state_width(self) -> int:
-        """Returns how many float32 numbers each client keeps from round to round for the algorithm, and as the momentum
-        of its model."""
+        """Returns how many float32 numbers each client keeps from round to round: the algorithm's client states, and
+        the momentum of the client's model if it is kept."""
         layout, algorithm = self.network.layout, self.algorithm
         vectors = len(algorithm.client_state) + (self.experiment.training.momentum_reset == "never")
         return vectors * layout.width + len(algorithm.client_models) * layout.row_width

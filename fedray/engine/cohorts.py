@@ -15,12 +15,12 @@ from fedray.experiment.experiment import Experiment
 def draw_cohort(
     present: NDArray[np.int64], size: int, sampling: str, seed: int, data_seed: int, round: int
 ) -> NDArray[np.int64]:
-    """Returns the sorted ids of the clients that take part in round ``round`` (from 1). Which clients are drawn depends
-    only on the seeds and the round.
+    """Draws the clients that take part in round ``round`` (from 1), and returns their ids, sorted. They depend on
+    nothing but the arguments, so that a round can be repeated.
 
     ``present`` are the ids of the N clients that have samples. With ``sampling`` "uniform", ``size`` of them are drawn
-    without replacement. With "cyclic", the N ids are permuted once, by the data seed, and round r takes the positions
-    (r-1)m .. rm-1 modulo N of the permutation, where m is ``size``.
+    without replacement, by ``seed``. With "cyclic", the N ids are permuted once, by ``data_seed``, and round r takes
+    the positions (r-1)m .. rm-1 modulo N of the permutation, where m is ``size``.
     """
     if sampling == "cyclic":
         order = stream(data_seed, Purpose.COHORT).permutation(present)
@@ -33,8 +33,8 @@ def draw_cohort(
 
 
 def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
-    """Returns the aggregation weights p_i of a cohort's clients, whose sum is 1. ``sizes`` has the clients' numbers of
-    samples n_i. With ``weighting`` "uniform" each of the m clients has the weight ``1 / m``. Otherwise the weight is
+    """Returns the aggregation weights p_i of a cohort's m clients, whose sum is 1. ``sizes`` has the clients' numbers
+    of samples n_i. With ``weighting`` "uniform" each client has the weight ``1 / m``. With "samples" the weight is
     ``n_i / n_S``, where n_S is the number of samples of the whole cohort."""
     if weighting == "uniform":
         return [1 / len(sizes)] * len(sizes)
@@ -44,7 +44,8 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
 
 def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Cohort:
     """Draws the clients of round ``number`` (from 1), and returns them as a cohort, with their aggregation weights,
-    numbers of samples and local steps."""
+    numbers of samples and local steps, and the rounds since they last took part. ``state`` is what changes in a run
+    from round to round, and ``experiment`` has the settings."""
     config = experiment.config
     chosen = draw_cohort(
         np.flatnonzero(state.sizes),
@@ -58,8 +59,8 @@ def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Coh
 
 
 def cohort_of(chosen: NDArray[np.int64], state: RunState, experiment: Experiment, number: int) -> Cohort:
-    """Returns the clients ``chosen``, sorted ids, as the cohort of round ``number``, with their aggregation weights,
-    numbers of samples and local steps."""
+    """Returns the clients ``chosen``, sorted ids, as the cohort of round ``number`` (from 1), with their aggregation
+    weights, numbers of samples and local steps, and the rounds since they last took part."""
     training, sizes = experiment.training, state.sizes
     return Cohort(
         ids=chosen.tolist(),

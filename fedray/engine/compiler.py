@@ -1,4 +1,4 @@
-"""Compiles gradients, only once on a machine for all of its processes."""
+"""Lets torch compile gradients, only once on each machine for all processes there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 @contextlib.contextmanager
 def compiling(threads: int) -> Iterator[None]:
-    """A context in which torch compiles functions, such as gradients, for ``threads`` threads. Only one process of a
-    machine is in this context at a time, so that the other processes find the compiled code in a cache on disk.
+    """A context in which torch may compile functions, such as gradients, for ``threads`` CPU threads. Only one process
+    of a machine is in this context at a time, so that the other processes find the compiled code in a cache on disk.
 
     Raises :class:`UserError` if the compiler fails.
     """

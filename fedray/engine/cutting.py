@@ -1,7 +1,7 @@
-"""Cuts a cohort into tasks for the workers, and makes the tasks.
+"""Cuts a cohort, the clients of a round, into tasks for the workers.
 
-If a task is too large, all other workers wait for the worker that got it last; if it is too small, sending it takes
-longer than doing it. So workers get large tasks first and small ones at the end.
+If a task is too large, the other workers wait at the end of a round for the worker that got it; if it is too small,
+sending it takes longer than doing it. So workers get large tasks first and small ones at the end.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ SUMS_BYTES = 128_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a cohort that makes a task. ``blocks`` has its clients, as ranges ``(start, stop)`` of positions in the
-    cohort, such as ``[(0, 4), (8, 10)]``. ``work`` is the number of samples in all their local mini-batches, and
-    ``region`` the region of the pool (:attr:`Pool.regions`) whose workers should do the task."""
+    """The part of a cohort that makes one task. ``blocks`` has its clients, as ranges ``(start, stop)`` of positions in
+    the cohort, such as ``[(0, 4), (8, 10)]``. ``work`` is the number of samples in all local mini-batches of these
+    clients. ``region`` is the number of a group of workers that are near each other (:attr:`Pool.regions`), one of
+    which should do the task."""
 
     blocks: Blocks
     work: float
@@ -47,14 +48,18 @@ class Part:
 
 
 class TaskCutter:
-    """Cuts the cohort of each round into tasks for the workers of ``pool``. The size of a task depends on how many
-    samples its clients train on, and on the time that a sample took in the round before.
+    """Cuts the cohort of each round into tasks for the workers. The size of a task depends on how many samples its
+    clients train on, and on the time that a sample took in the round before.
 
-    ``chunk`` is the largest number of clients in a stack (clients that are trained together as one tensor,
-    :func:`~fedray.client.phase.stacks`). A stack is never divided between tasks. ``chunk`` is None if clients are
-    trained one by one, so that a task may end after any client. ``row_width`` is the number of floats in a model, on
-    which the memory of the partial sums depends. ``lanes`` is the number of clients that a GPU can train side by side;
-    so many neighbours stay in one task if the cohort has enough clients for all workers.
+    Args:
+        pool: The workers.
+        training: The settings of local training, which say on how many samples a client trains.
+        chunk: The largest number of clients in a stack, clients that are trained together as one tensor. A stack is
+            never divided between tasks. None if clients are trained one by one, so that a task may end after any
+            client.
+        row_width: The number of floats in a model, on which the memory of the partial sums of uploads depends.
+        lanes: The number of clients that a GPU can train side by side. So many neighbours stay in one task if the
+            cohort has enough clients for all workers.
     """
 
     def __init__(self, pool: Pool, training: LocalTraining, chunk: int | None, row_width: int, lanes: int = 1) -> None:
@@ -65,10 +70,12 @@ class TaskCutter:
         self._pace = 0.0
 
     def cut(self, cohort: Cohort) -> Sequence[Part]:
-        """Returns the parts of ``cohort`` that make a task each, in the order in which workers should get them.
+        """Divides ``cohort`` into parts that make a task each. Returns the parts in the order in which workers should
+        get the tasks.
 
-        Each region of the pool gets neighbouring positions, as many as its workers can do in the same time as the other
-        regions, because sums over neighbours can be added up where they are.
+        Each region of the pool, a group of workers that are near each other, gets neighbouring positions of the cohort,
+        because sums over neighbours can be added up where they are. A region gets as many as its workers can train in
+        the same time as the other regions.
         """
         self._work = [load_of(size, self.training).seen for size in cohort.sizes]
         members, regions = len(cohort.ids), self.pool.regions
@@ -89,12 +96,13 @@ class TaskCutter:
 
     @property
     def samples(self) -> float:
-        """The work of the cohort that was cut last: the number of samples in all its clients' local mini-batches."""
+        """The work of the cohort that :meth:`cut` divided last: the number of samples in all its clients' local
+        mini-batches."""
         return sum(self._work)
 
     def learn(self, seconds: float) -> None:
-        """Learns how long a sample takes: all workers together took ``seconds`` to train the cohort that was cut last.
-        The tasks of the next rounds are sized by this time."""
+        """Takes note of how long training takes: the cohort that :meth:`cut` divided last took ``seconds``, added up
+        over all workers. The time per sample decides how large the tasks of the next rounds are."""
         self._pace = seconds / self.samples
 
 
@@ -110,24 +118,28 @@ def cut_into_tasks(
     within: tuple[int, int] | None = None,
 ) -> list[list[tuple[int, int]]]:
     """Cuts a cohort into tasks for workers, and returns each task as a list of blocks, which are ranges
-    ``(start, stop)`` of positions in the cohort. With ``within``, only the positions of this range are cut.
+    ``(start, stop)`` of positions in the cohort (a client's place in it, from 0). How the cohort is cut changes no bit
+    of the sums over clients.
 
-    ``work`` has the cost of the client at each position, in any unit. The target size of a task is the fraction
-    ``task_fraction`` of an even share, which is the remaining work divided by the number of workers, ``slots``. So
-    there are few tasks, and because the last tasks are small, nobody waits long for the worker that got the last
-    one. For example, 16 clients of work 1, two workers and a fraction of 1/2 give tasks of 4, 4, 2, 2, 1, 1, 1 and
-    1 clients.
+    The first tasks are large, so that there are few, and the last ones small, so that nobody waits long for the worker
+    that got the last one. For example, 16 clients of work 1, two workers and a ``task_fraction`` of 1/2 give tasks of
+    4, 4, 2, 2, 1, 1, 1 and 1 clients. The most expensive blocks come first. The costs of blocks with several clients
+    are compared only by their powers of two (4 and 7 are equal), so that neighbouring clients stay together.
 
-    The target size is at most ``longest`` and at least ``least``, in the unit of ``work``. If an even share is less
-    than ``least``, the even share is the minimum instead, or a fifth of ``least`` if that is more.
-
-    The most expensive blocks come first. Of the cost of a block with several clients only the power of two counts
-    (4 and 7 are equal), so that neighbours stay together.
-
-    ``undivided`` has blocks that must not be cut, such as stacks, of which the tasks are then made. If it is None, the
-    blocks are aligned powers of two, as large as fit into a task; blocks of at most ``together`` clients are not cut
-    further. Adding up a task needs at most ``nodes`` nodes of the summation tree at a time, unless a single block that
-    is not cut needs more. How the cohort is cut changes no bit of the sums over clients.
+    Args:
+        work: The cost of the client at each position, in any unit.
+        slots: The number of workers.
+        task_fraction: The target size of a task as a fraction of an even share, which is the remaining work divided by
+            ``slots``.
+        undivided: Blocks that must not be cut, such as clients that are trained together, of which the tasks are then
+            made. If it is None, the blocks are aligned powers of two, as large as fit into a task.
+        nodes: How many nodes of the summation tree (partial sums over clients) a worker may need at a time to add up a
+            task. A single block that is not cut may need more.
+        least: The smallest target size, in the unit of ``work``. If an even share is less, the even share is the
+            minimum instead, or a fifth of ``least`` if that is more.
+        longest: The largest target size, in the unit of ``work``.
+        together: Blocks of at most this number of clients are not cut further.
+        within: The range ``(start, stop)`` of positions that is cut; None means the whole cohort.
     """
     blocks = _Blocks(work, undivided, nodes, together, within or (0, len(work)))
     tasks: list[list[tuple[int, int]]] = []
@@ -202,12 +214,13 @@ def _priority(cost: float, length: int) -> tuple[float, float]:
 def split_by_work(
     work: Sequence[float], shares: Sequence[float], undivided: Blocks | None = None
 ) -> list[tuple[int, int]]:
-    """Divides a cohort into neighbouring ranges ``(start, stop)`` of positions, one for each of the ``shares``, whose
-    work is about in the proportion of the shares.
+    """Divides a cohort among groups of workers: returns for each group a range ``(start, stop)`` of positions in the
+    cohort. The ranges follow each other, and a range may be empty.
 
-    ``work`` and ``undivided`` are as in :func:`cut_into_tasks`. No block of ``undivided`` is divided. Without such
-    blocks a range begins at a multiple of a power of two, so that its sum has few nodes of the summation tree. A range
-    may be empty.
+    ``work`` has the cost of the client at each position, in any unit. ``shares`` has a number for each group, such as
+    its speed; the work in its range is about proportional to that number. Blocks ``(start, stop)`` in ``undivided`` are
+    not divided. If it is None, a range begins at a multiple of a power of two, so that few nodes of the summation tree
+    (partial sums over clients) cover it.
     """
     members, upto = len(work), list(itertools.accumulate(work, initial=0))
     step = 1 << max(0, (members // (8 * len(shares))).bit_length() - 1)
@@ -222,18 +235,20 @@ def split_by_work(
 
 @dataclass(frozen=True)
 class Sent:
-    """The broadcast of a phase, as tasks refer to it. ``shared`` is a handle of the models and vectors that all clients
-    get. ``scalars`` has, for each name, a number for each client of the cohort."""
+    """A broadcast that the server has sent at the start of a phase, as tasks refer to it. ``shared`` is a handle (a
+    reference) of the models and vectors that all clients get. ``scalars`` has, for each name, a list with a number for
+    each client of the cohort."""
 
     shared: Handle
     scalars: Mapping[str, Sequence[float]]
 
 
 def task_of(part: Part, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
-    """Returns the task of running a phase for the clients of a ``part`` of the cohort.
+    """Returns the task for a worker to run a phase of the algorithm for the clients in ``part``, a part of the round's
+    cohort.
 
-    ``sent`` has the broadcasts of all phases of the round so far, and the task is for the last of these phases. What
-    else the task contains comes from ``state`` and ``experiment``.
+    ``sent`` has the broadcasts of all phases of the round so far, and the task is for the last of these phases. The
+    rest of the task, such as the clients' weights and states, comes from ``state`` and ``experiment``.
     """
     server, places, algorithm = state.server, positions(part.blocks), experiment.algorithm
     cohort = server.cohort

@@ -1,9 +1,9 @@
-"""Makes torch choose deterministic kernels, and records the operations that have none.
+"""Makes torch choose deterministic kernels, and records the operations that have no deterministic version.
 
-On a GPU the same operations can give different bits. To prevent this, cuBLAS needs a workspace of a fixed size, cuDNN
-must not choose its kernels by measuring which is fastest, and TF32, which rounds the factors of a product to 10 bits,
-must be set explicitly. On a CPU these settings change nothing. :mod:`fedray.core.torch_state` decides which kernels
-attention may use.
+On a GPU the same operations can give different bits each time. To prevent this, cuBLAS needs a workspace of a fixed
+size, cuDNN must not choose its kernels by measuring which is fastest, and TF32, which rounds the factors of a product
+to 10 bits, must be set explicitly. On a CPU these settings change nothing. :mod:`fedray.core.torch_state` decides which
+kernels attention may use.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _met: set[str] = set()
 
 @contextlib.contextmanager
 def deterministic(tf32: bool = False) -> Iterator[None]:
-    """A context in which this process computes deterministically as far as torch can. With ``tf32``, GPUs compute
-    products and convolutions in TF32. Afterwards torch's settings are restored.
+    """A context in which this process computes deterministically as far as torch can. Afterwards torch's settings are
+    restored. With ``tf32``, GPUs compute products and convolutions in TF32, otherwise in float32.
 
     Operations without a deterministic version still run, and :func:`nondeterministic_operations` returns their names.
     """
@@ -94,19 +94,20 @@ def strictly() -> Iterator[None]:
 
 
 def note(operation: str) -> None:
-    """Records that this process runs ``operation``, which is not deterministic, for
-    :func:`nondeterministic_operations`."""
+    """Records that this process has run ``operation`` (its name), which is not deterministic.
+    :func:`nondeterministic_operations` then returns it."""
     _met.add(operation)
 
 
 def is_refused(error: BaseException) -> bool:
-    """Returns whether torch raised ``error`` because an operation has no deterministic version (:func:`strictly`)."""
+    """Returns whether ``error`` is torch's refusal to run an operation because it has no deterministic version. Within
+    :func:`strictly` torch refuses all such operations."""
     return isinstance(error, RuntimeError) and "use_deterministic_algorithms" in str(error)
 
 
 def nondeterministic_operations() -> tuple[str, ...]:
     """Returns the names of the operations without a deterministic version that this process has run since the last
-    call."""
+    call, within :func:`deterministic`."""
     found = tuple(sorted(_met))
     _met.difference_update(found)
     return found

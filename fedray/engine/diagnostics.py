@@ -1,12 +1,12 @@
 """Compares each round with a hypothetical one, if ``run.diagnostics`` asks for it.
 
 ``all_clients`` compares it with a round in which all clients take part. They make the round's local steps from the same
-model and broadcast as the cohort. Only the mean of their updates is used; no client keeps anything.
+model and broadcast as the cohort. Only the mean of their updates is used; their states stay as they were.
 
 ``virtual`` compares it with a round in which clients do not drift apart. The *virtual* model begins the round with the
 model that the clients received. In each step all clients of the cohort compute their gradients at the virtual model,
-each on its own mini-batch, and the model takes the mean of these by the aggregation weights (the virtual global model
-of pFedMo's analysis, S. Fu, Z. Yang et al., IEEE Trans. Big Data 2024).
+each on its own mini-batch, and the mean of these gradients by the aggregation weights is the gradient of the virtual
+model (the virtual global model of pFedMo's analysis, S. Fu, Z. Yang et al., IEEE Trans. Big Data 2024).
 
 The comparison does not influence the run.
 """
@@ -41,12 +41,13 @@ has rounds."""
 
 
 def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> Callable[[], dict[str, float]]:
-    """Prepares the comparison of the next round with a hypothetical round (``run.diagnostics``), before the next
-    round begins.
+    """Prepares to compare the round that is about to train with a hypothetical round, as ``run.diagnostics`` asks.
+    ``queue`` sends the training of further clients to the workers.
 
-    Returns a function without arguments, which is called after the round and returns the columns that the comparison
-    adds to metrics.csv. For ``run.diagnostics=all_clients`` these are ``cohort_error`` and, for some algorithms,
-    ``momentum_error``. For ``run.diagnostics=virtual`` it is ``virtual_distance``. Otherwise there are none.
+    Returns a function without arguments, to be called after the round. It returns what the comparison adds to the
+    round's row of metrics.csv, as values by column. For ``run.diagnostics=all_clients`` the columns are
+    ``cohort_error`` and, for some algorithms, ``momentum_error``. For ``run.diagnostics=virtual`` there is one,
+    ``virtual_distance``. Otherwise the dict is empty.
     """
     wanted = experiment.config.run.diagnostics
     if wanted == "all_clients":
@@ -59,8 +60,8 @@ def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
 class FullParticipation:
     """Compares one round with a hypothetical round in which all clients take part (``run.diagnostics=all_clients``).
 
-    An instance is made before the round, and trains all clients from the model that the cohort will receive.
-    :meth:`errors` is called after the round.
+    An instance is made before the clients of the cohort train. It trains all clients, by tasks that ``queue`` sends to
+    the workers, from the model that the cohort will receive. :meth:`errors` is called after the round.
     """
 
     def __init__(self, state: RunState, experiment: Experiment, queue: TaskQueue) -> None:
@@ -74,11 +75,13 @@ class FullParticipation:
             remember(state, state.server.server_lr * self._update, window)
 
     def errors(self) -> dict[str, float]:
-        """Returns the columns that the comparison adds to metrics.csv, after the round.
+        """Returns what the comparison adds to the round's row of metrics.csv, as values by column. Called after the
+        round.
 
         ``cohort_error`` is the relative error of the cohort's mean update, compared with the mean update of all
-        clients. ``momentum_error`` is the relative error of the server's momentum. It is missing if the algorithm has
-        no momentum over a window of rounds, and in the rounds of the first window.
+        clients. ``momentum_error`` is the relative error of the server's momentum, compared with the momentum that full
+        participation gives. It is missing if the algorithm has no momentum over a window of rounds, and in the rounds
+        of the first window.
         """
         of_momentum = {} if self._momentum is None else {"momentum_error": self._momentum}
         return {"cohort_error": relative(self.algorithm.mean, self._update)} | of_momentum
@@ -88,8 +91,8 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     """Returns the mean ``[width]``, by the aggregation weights, of the local updates that all clients would make in the
     round that begins.
 
-    All clients that hold samples are trained for this, from the same model and broadcast as the cohort. Their new
-    states are thrown away.
+    All clients that hold samples are trained for this, by tasks that ``queue`` sends to the workers, from the same
+    model and broadcast as the cohort. Their new states are thrown away.
     """
     algorithm, number = experiment.algorithm, state.server.round
     everybody = copy.copy(state)
@@ -109,12 +112,13 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
 
 
 def momentum_error(state: RunState, window: int) -> float | None:
-    """Returns the relative error of the server's momentum at the start of a round, compared with full participation.
+    """Returns the relative error of the server's momentum at the start of a round, compared with full participation, or
+    None in the first ``window`` rounds.
 
     The momentum is the mean of the server's updates in the last tau = ``window`` rounds, (x^r - x^{r-tau}) / tau. It is
     compared with the mean of the updates that the server would have made in these rounds with all clients, from the
-    same models (:data:`HISTORY`). The error is the norm of the difference, divided by the norm of the second mean.
-    Returns None in the first ``window`` rounds.
+    same models (:func:`remember` has stored them). The error is the norm of the difference, divided by the norm of the
+    mean with all clients.
     """
     server = state.server
     if server.round <= window:
@@ -124,8 +128,9 @@ def momentum_error(state: RunState, window: int) -> float | None:
 
 
 def remember(state: RunState, update: Tensor, window: int) -> None:
-    """Appends ``update``, which the server would have made in this round with all clients, to the server's vector
-    :data:`HISTORY`. Only the updates of the last ``window`` rounds are kept, for :func:`momentum_error`."""
+    """Stores ``update [width]``, by which the server would have moved in this round with all clients, for
+    :func:`momentum_error`: appends it to the vector of the server that is named :data:`HISTORY`, and removes the
+    updates of rounds before the last ``window`` rounds."""
     known = state.server.vectors.get(HISTORY)
     rows = update[None] if known is None else torch.cat([torch.as_tensor(known), update[None]])
     state.server[HISTORY] = rows[-window:].contiguous()
@@ -141,8 +146,8 @@ class VirtualModel:
     (``run.diagnostics=virtual``).
 
     The virtual model begins as the model that the clients receive. In each local step all clients of the cohort compute
-    their gradients at the virtual model, and the weighted mean of these gradients is the gradient of its step. An
-    instance is made before the round, and trains the virtual model in this process. :meth:`distance` is called after
+    their gradients at the virtual model, and the virtual model makes a step with the weighted mean of these gradients.
+    An instance is made before the round, and trains the virtual model in this process. :meth:`distance` is called after
     the round.
     """
 
@@ -156,16 +161,18 @@ class VirtualModel:
         self._update = algorithm.update_of(client, carry)[0]
 
     def distance(self) -> dict[str, float]:
-        """Returns the column that the comparison adds to metrics.csv, ``virtual_distance``: the Euclidean distance
-        between the mean of the clients' models after the round's local steps and the virtual model."""
+        """Returns what the comparison adds to the round's row of metrics.csv: ``virtual_distance``, the Euclidean
+        distance between the mean of the clients' models after the round's local steps and the virtual model. Called
+        after the round."""
         return {"virtual_distance": float(torch.linalg.vector_norm(self.algorithm.mean - self._update))}
 
 
 def together(cohort: ClientPhase) -> ClientPhase:
-    """Returns one client that stands for all clients of the stack ``cohort``, so that an algorithm's local steps train
-    the virtual model. Its gradient is the weighted mean of the clients' gradients.
+    """Returns a single client that stands for all clients of ``cohort``. Its gradient is the weighted mean of their
+    gradients, all at the same model. So an algorithm's local steps with this client train the virtual model
+    (:class:`VirtualModel`).
 
-    Its numbers are weighted means too: J (local steps), n (samples), and the scalars that the server sent to
+    The client's numbers are weighted means too: J (local steps), n (samples), and the scalars that the server sent to
     each client.
     """
     one = ClientPhase.__new__(ClientPhase)

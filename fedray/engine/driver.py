@@ -18,10 +18,10 @@ from fedray.experiment.experiment import Experiment
 class Driver:
     """The functions that a run calls in its driver, which is the process that the user started.
 
-    ``say(line)`` shows a line to the user. ``started(rounds)`` is told the number of rounds that are already done, and
-    ``show(report)`` shows each new round. If ``on_round`` is not None, the run waits for ``on_round(report)`` after
-    each round, and ends if the result is true. The run also ends, after the round in progress, if the event
-    ``stopping`` is set.
+    ``say(line)`` shows a line to the user. ``started(rounds)`` is called when the run begins or continues, with the
+    number of rounds that are already done, and ``show(report)`` after each round. If ``on_round`` is not None, the run
+    waits for ``on_round(report)`` after each round, and ends if the result is true. The run also ends, after the round
+    in progress, if the event ``stopping`` is set.
     """
 
     say: Callable[[str], None]
@@ -31,11 +31,11 @@ class Driver:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def watch(self, report: Report, experiment: Experiment, look: Look) -> bool | None:
-        """Passes the report of a new round to ``show``, and then to ``on_round``, if that is not None.
+        """Passes the ``report`` of a new round to ``show``, and then to ``on_round``, if that is not None. Returns
+        whether the run is to end, or None if ``on_round`` is None.
 
         Callbacks may ask the report for parts of the round, such as its clients or its model. ``look``, which is
-        :meth:`~fedray.engine.run.Run.look`, fetches these parts. Returns whether the run is to end, or None if
-        ``on_round`` is None.
+        :meth:`~fedray.engine.run.Run.look`, fetches these parts, and ``experiment`` makes the module for a model.
         """
         self.show(report)
         if self.on_round is None:

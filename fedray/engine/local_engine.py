@@ -1,5 +1,5 @@
-"""The local engine runs the server in this process, without Ray, by the same code as on Ray and to the same bits. It
-also runs the clients here, unless ``engine.kind`` names a user-defined pool."""
+"""The local engine, which runs an experiment without Ray. The server runs in this process, and the clients too unless
+``engine.kind`` names a user-defined pool of workers. The code and the bits of the results are the same as on Ray."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedray.usercode.importing import as_user_error
 
 
 class LocalEngine:
-    """Runs ``experiment`` on ``data`` with the server in this process and without Ray. The clients run here too, unless
-    ``engine.kind`` names a user-defined pool of workers."""
+    """Runs ``experiment`` on ``data`` (the samples, and which client holds each) with the server in this process and
+    without Ray. The clients run here too, unless ``engine.kind`` names a user-defined pool of workers."""
 
     def __init__(self, experiment: Experiment, data: FederatedData) -> None:
         self.experiment, self.data = experiment, data
@@ -59,8 +59,9 @@ class LocalEngine:
 
 
 def make_pool(kind: str, worker: Worker) -> Pool:
-    """Returns the pool of workers that ``engine.kind`` names: ``local``, or an instance of a user-defined class. The
-    class is called with ``worker``, which does tasks in this process.
+    """Returns the pool of workers that ``kind``, the value of ``engine.kind``, names: "local" for the pool of this
+    process, or ``file.py:Class`` for an instance of a user-defined class. The class is called with ``worker``, which
+    does tasks in this process.
 
     Raises :class:`UserError` if there is no such class, or it can't be instantiated, or its instance lacks a method.
     """

@@ -1,4 +1,4 @@
-"""Estimates how much memory the simulation of clients takes, for error messages and for sharing a GPU."""
+"""Estimates and measures how much memory the training of clients takes, for error messages and for sharing a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def activations(network: Network, x: Any) -> int:
-    """Returns the bytes that a forward pass of ``network`` with the inputs ``x [b, ...]`` keeps for the backward pass,
+    """Returns how many bytes a forward pass of ``network`` with the inputs ``x [b, ...]`` keeps for the backward pass,
     without the parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
@@ -57,15 +57,16 @@ def activations(network: Network, x: Any) -> int:
 
 
 def memory_of_client(network: Network, x: Any, state_width: int) -> int:
-    """Estimates the bytes that the training of one client takes with the inputs ``x [b, ...]`` of a mini-batch. These
-    are a few vectors as long as the model, the client's state of ``state_width`` floats, and twice the activations,
-    because the backward pass needs as much memory again."""
+    """Estimates how many bytes the training of one client takes, with the inputs ``x [b, ...]`` of a mini-batch. They
+    are a few vectors as long as the model, the ``state_width`` floats that the client keeps between rounds, and twice
+    the activations that a forward pass keeps, because the backward pass needs as much memory again."""
     return 4 * (VECTORS * network.layout.row_width + state_width) + 2 * activations(network, x)
 
 
 def available(device: torch.device) -> int:
-    """Returns the bytes of memory that this process can still get on ``device``. On a CPU this is the least of the
-    machine's free memory, the free memory of its container, and what the process's own limit leaves."""
+    """Returns how many bytes of memory this process can still get on ``device``. On a GPU this includes memory that
+    torch has reserved but does not use. On a CPU it is the least of the machine's free memory, the free memory of its
+    container, and what the process's own limit leaves."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -81,34 +82,37 @@ def available(device: torch.device) -> int:
 
 
 def too_large(network: Network, clients: int, batch: Any, state_width: int, reason: str) -> str:
-    """Returns the error message about a stack of ``clients`` clients that did not fit into memory. The message shows
-    the calculation and names a setting that may fit.
+    """Returns the error message for clients that were trained together and did not fit into memory. It shows how much
+    memory they need, and names a setting with which they may fit.
 
-    ``batch [b, ...]`` has the inputs of one client's mini-batch, ``state_width`` is the number of floats that each
-    client keeps between rounds, and ``reason`` is the original error's message.
+    ``clients`` is the number of these clients, ``batch [b, ...]`` the inputs of one client's mini-batch, and
+    ``state_width`` the number of floats that each client keeps between rounds. ``reason`` is the original error's
+    message.
     """
-    vectors = 4 * (VECTORS * network.layout.width + state_width)
-    each = activations(network, batch)
-    whole, there = clients * (vectors + each), available(network.device)
+    vectors = 4 * (VECTORS * network.layout.row_width + state_width)
+    each = memory_of_client(network, batch, state_width)
+    there = available(network.device)
     fits = clients
-    while fits > 1 and fits * (vectors + each) > HEADROOM * there:
+    while fits > 1 and fits * each > HEADROOM * there:
         fits //= 2
     # the estimate may be too low, but the number of clients that failed certainly does not fit
     fits = min(fits, clients // 2)
     remedy = f"engine.chunk={fits}" if fits else "a smaller train.batch_size or model"
     at_once = f"{clients} client{'s' if clients > 1 else ''} at once"
-    parts = f"vectors {_size(vectors)}, activations of {len(leaves(batch)[0])} samples {_size(each)}"
+    samples = f"activations of {len(leaves(batch)[0])} samples and their gradients"
+    parts = f"vectors {_size(vectors)}, {samples} {_size(each - vectors)}"
     return (
-        f"out of memory on {_device_name(network.device)}: {at_once} x about {_size(vectors + each)} ({parts}) = "
-        f"{_size(whole)}, and {_size(there)} are free ({reason}); {remedy} may fit"
+        f"out of memory on {_device_name(network.device)}: {at_once} x about {_size(each)} ({parts}) = "
+        f"{_size(clients * each)}, and {_size(there)} are free ({reason}); {remedy} may fit"
     )
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory that one client actor takes on a GPU, in bytes. ``context`` is the memory of its CUDA context and of
-    the data set, and ``chunk`` the peak of what is added while it trains a stack of clients. ``device`` is the GPU's
-    name, ``total`` its whole memory, and ``free`` what was free of it before the actor started."""
+    """The memory that one client actor, a process that trains clients, takes on a GPU, in bytes. ``context`` is the
+    memory of its CUDA context and of the data set, and ``chunk`` the most that is added while it trains a stack
+    (clients that are trained together). ``device`` is the GPU's name, ``total`` its whole memory, and ``free`` what was
+    free of it before the actor started."""
 
     device: str
     context: int
@@ -127,7 +131,7 @@ class Footprint:
         return int(HEADROOM * self.free // self.whole)
 
     def arithmetic(self, actors: int) -> str:
-        """Returns a text with the calculation that shows whether ``actors`` actors fit, such as
+        """Returns a text that shows whether ``actors`` such actors fit into the free memory, such as
         ``2 x 3 GB (context and data 1 GB, a chunk 2 GB) = 6 GB of 80 GB free on NVIDIA H100``."""
         return (
             f"{actors} x {_size(self.whole)} (context and data {_size(self.context)}, a chunk {_size(self.chunk)}) = "
@@ -144,13 +148,14 @@ class Footprint:
 
 
 def processes_per_gpu(footprint: Footprint, cpus: float, most: int) -> int:
-    """Returns how many processes share a GPU: as many as fit into its memory by ``footprint``, but at most ``most``, no
-    more than there are CPUs for (``cpus`` for each GPU), and at least one."""
+    """Returns how many processes that train clients should share a GPU: as many as fit into its memory by the
+    ``footprint`` of one of them, but at most ``most``, no more than ``cpus``, the number of CPUs for each GPU, and at
+    least one."""
     return max(1, min(footprint.fits, most, whole_units(cpus)))
 
 
 def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
-    """Measures the GPU memory that this process takes to train a stack of C clients, by computing their gradients for
+    """Measures the GPU memory that this process takes to train C clients together, by computing their gradients for
     ``batch [C, b, ...]`` once. ``state_width`` is the number of floats that each client keeps between rounds."""
     free, total = torch.cuda.mem_get_info(network.device)
     data = torch.cuda.memory_reserved(network.device)

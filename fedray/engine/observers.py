@@ -1,4 +1,5 @@
-"""The observers of a run. Each of them sees every finished round, independently of the others.
+"""The observers of a run, which evaluate, record and save its rounds. Each observer sees every finished round,
+independently of the others.
 
 A round may still be evaluated while the next round trains. So an observer sees each round twice: after its training,
 and after its evaluation.
@@ -31,16 +32,17 @@ from fedray.warning import WARNING
 
 
 class Observer:
-    """The base class of observers, which see each finished round of a run to evaluate, record or save it. Its methods
-    do nothing."""
+    """The base class of observers, which see each finished round of a run in order to evaluate, record or save it. Its
+    methods do nothing."""
 
     def trained(self, result: RoundResult) -> None:
-        """Called after the training of a round, which may not be evaluated yet. The run's state is the state after
-        this round."""
+        """Called after the training of a round. ``result`` is the round's result so far; the round may not be evaluated
+        yet. The run's state is the state after this round."""
 
     def evaluated(self, result: RoundResult) -> None:
-        """Called after the evaluation of a round, when ``result.metrics`` is complete. The run's state may already
-        belong to the next round, unless :meth:`needs_state_after` returned true for the evaluated round."""
+        """Called after the evaluation of a round, when its ``result`` also has the columns of the evaluation in
+        ``result.metrics``. The run's state may already belong to the next round, unless :meth:`needs_state_after`
+        returned true for the evaluated round."""
 
     def needs_state_after(self, number: int) -> bool:
         """Returns whether the next round may begin only after :meth:`evaluated` was called for round ``number``,
@@ -49,8 +51,9 @@ class Observer:
 
 
 class Costs(Observer):
-    """Adds up what the rounds so far cost the clients, and writes the totals into the columns ``iterations``,
-    ``bytes_down``, ``bytes_up`` and ``flops`` of metrics.csv."""
+    """Adds up what the rounds so far would cost outside of a simulation, and writes the totals into columns of
+    metrics.csv: ``iterations`` (in each round the most local steps of a client), ``bytes_down`` and ``bytes_up``
+    (received and sent by all clients) and ``flops`` (of clients and server)."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         self.state, self.experiment = state, experiment
@@ -66,7 +69,7 @@ class Costs(Observer):
 
 
 class Diagnostics(Observer):
-    """With ``run.diagnostics``, adds to a round's result how far the clients' models drift apart (columns of
+    """With ``run.diagnostics``, adds to the result of each round how far the clients' models drift apart (columns of
     metrics.csv), and how much each layer of the server's model changes (layers.parquet)."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
@@ -90,8 +93,8 @@ class Diagnostics(Observer):
 
 
 class Records(Observer):
-    """Writes the results of each round to the files of the run folder. ``wall_seconds()`` returns the seconds that the
-    run has taken so far."""
+    """Writes the results of each round to the files of the run folder, with ``recorder``. ``wall_seconds()`` returns
+    the seconds that the run has taken so far."""
 
     def __init__(self, recorder: Recorder, wall_seconds: Callable[[], float]) -> None:
         self.recorder, self.wall_seconds = recorder, wall_seconds
@@ -107,8 +110,13 @@ class Records(Observer):
 
 
 class Checkpoints(Observer):
-    """Writes a checkpoint every ``run.checkpoint_every`` rounds, and one at the end of the run. ``saved_round`` is the
-    round of the last one, and ``saved_at`` its time."""
+    """Writes a checkpoint every ``run.checkpoint_every`` rounds. :meth:`save` writes one at any other time, such as at
+    the end of the run. ``saved_round`` is the round of the last checkpoint, and ``saved_at`` the time when it was
+    written, by ``time.monotonic()``.
+
+    ``pool`` puts the clients' states into the checkpoint, ``recorder`` writes the run folder, ``profile`` measures the
+    time that checkpoints take, and ``wall_seconds()`` returns the seconds that the run has taken so far.
+    """
 
     def __init__(
         self,
@@ -133,8 +141,8 @@ class Checkpoints(Observer):
                 self.save()
 
     def save(self) -> None:
-        """Writes a checkpoint of the last round, unless there already is one. Before that, the round's rows of
-        metrics.csv and the other records are flushed to disk."""
+        """Writes a checkpoint of the last round, unless there already is one. Before that, the rows of metrics.csv and
+        of the other records so far are flushed to disk."""
         state, number = self.state, self.state.server.round
         if self.saved_round == number:
             return
@@ -159,8 +167,8 @@ class Checkpoints(Observer):
 
 class LocalModels(Observer):
     """Writes the models of the clients ``run.local_models_of`` in the rounds ``run.local_models_in``, as they are after
-    local training, to the folder ``local`` of the run folder. ``save(model, file name)`` writes one, and ``tell`` shows
-    a line about one that is not there to the user."""
+    local training, to the folder ``local`` of the run folder. ``save(model, file name)`` writes a model. If a client
+    has no model in such a round, ``tell(line)`` shows a warning to the user."""
 
     def __init__(
         self,
@@ -189,7 +197,8 @@ class Best(Observer):
 
     With ``run.save_best``, ``save(file name)`` is called after each round that is better than all before, to save the
     evaluated model. ``reason`` says why the run must end, and is None until then. It is "run.stop_at" when the metric
-    has reached this value, and "run.patience" when the metric has not improved for this number of rounds.
+    has reached the value of that key, and "run.patience" when the metric has not improved for the number of rounds in
+    that key.
     """
 
     FILE = "model-best.safetensors"
@@ -222,7 +231,7 @@ class Best(Observer):
             self.reason = "run.patience"
 
     def restore(self, metrics: pd.DataFrame) -> None:
-        """Finds the best value of the main metric so far in ``metrics``, the rows of metrics.csv, before a run
+        """Takes the best value of the main metric so far from ``metrics``, the rows of metrics.csv. Called before a run
         continues from a checkpoint."""
         if self.column in metrics:
             for row in metrics[["round", self.column]].dropna().itertuples(index=False):

@@ -1,4 +1,4 @@
-"""Opens a run: locks its folder, reads its last checkpoint, and makes the objects that the rounds need."""
+"""Opens a run: locks its folder, reads its last checkpoint, and makes the objects that run its rounds."""
 
 from __future__ import annotations
 
@@ -43,16 +43,19 @@ def open_run(
     node: str = "",
     close_pool: bool = True,
 ) -> Iterator[Run | None]:
-    """Opens the run of ``experiment`` on ``data`` as a context: locks its folder, and starts the workers. The context's
-    value is the run, which continues from its last checkpoint if it has one. The value is None if another process
-    finished the run while this one waited for the folder. At the end everything is closed.
+    """Opens the run of ``experiment`` on ``data`` as a context: locks the run folder and starts the workers. At the end
+    everything is closed. If an error ends the context, its reason is written into the folder.
 
-    ``make_pool(worker)`` returns the pool and a description of each computing process. ``concurrent`` and ``overlap``
-    say what may happen at the same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say(line)`` shows a line to
-    the user. ``node`` is Ray's name of this node. With ``close_pool=False`` the pool stays open for another run.
+    The context's value is the run, which continues from its last checkpoint if it has one, or None if another process
+    finished it while this one waited for the folder. Raises :class:`UserError` if the folder can't be used.
 
-    Raises :class:`UserError` if the folder can't be used. The folder is then unchanged. If an error ends the context,
-    the run folder says so (:func:`~fedray.tracking.failure.write_failure`).
+    Args:
+        make_pool: Returns the pool of workers for the server's own worker, and describes each process that computes.
+        concurrent: Whether the server trains a model of its own while the clients train.
+        overlap: Whether a round is evaluated while the next one begins to train.
+        say: Shows a line to the user.
+        node: Ray's name of this node; empty without Ray.
+        close_pool: Whether the pool is closed at the end, or stays open for another run.
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
     with folder.lock(say), contextlib.ExitStack() as stack:

@@ -24,8 +24,9 @@ All stacks of a phase must return values of the same forms."""
 
 
 def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int, layout: Layout) -> dict[str, Form]:
-    """Checks the ``result`` of an algorithm's ``phase`` for a stack of ``clients`` clients, and returns the form (kind
-    and shape) of each value in the result, by names such as ``uploads['y']``.
+    """Checks the ``result`` that an algorithm's ``phase`` has returned for ``clients`` clients that were trained
+    together. Returns the form of each value in the result, which is its kind and shape, by names such as
+    ``uploads['y']``. ``layout`` says how many numbers a model and a vector have.
 
     Raises :class:`UserError`, which names the algorithm, the phase and the value, if a value does not have one row for
     each client, or contradicts what the algorithm declares.
@@ -48,8 +49,9 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
 
 
 def check_same_forms(found: Forms | None, before: Forms | None, algorithm: Algorithm, phase: str) -> None:
-    """Raises :class:`UserError` if a phase returned values of other kinds or shapes for one stack of clients
-    (``found``) than for earlier stacks (``before``, which is None for the first stack)."""
+    """Checks that a phase of an algorithm returns values of the same kinds and shapes for all clients. ``found`` has
+    the forms of the values for one stack (clients that are trained together), and ``before`` those for earlier stacks,
+    or None for the first stack. Raises :class:`UserError` if they differ."""
     if before is None or found is None or found == before:
         return
     where = f"{type(algorithm).__name__}.{phase}"

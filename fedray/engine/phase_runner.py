@@ -44,11 +44,12 @@ class _Apart(Exception):
 
 
 class PhaseRunner:
-    """Runs phases of the algorithm for ``clients`` in a worker, one stack (clients that are trained together)
-    after another.
+    """Runs phases of the algorithm in a worker, for one stack (clients that are trained together) after another.
+    ``clients`` has the network, the data and the clients' states.
 
     The values that clients keep for later phases of the round (``Result.kept``) stay in this object. If they are
-    missing, because the actor that had them died, the earlier phase is run again. So a task can be done by any worker.
+    missing, because the process that had them died, the earlier phase is run again. So a task can be done by any
+    worker.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -60,11 +61,11 @@ class PhaseRunner:
         self._keeps_momentum = clients.experiment.training.momentum_reset == "never"
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
-        """Runs a phase for the clients of ``task``. The result has the clients' uploads, summed along the summation
-        tree, and the files of their new states.
+        """Runs a phase of the algorithm for the clients of ``task``. The result has the sums of the clients' uploads,
+        the numbers that they send one by one, and the files of their new states.
 
-        While a stack trains, the states of the next stack's clients are read from files. While the last stack trains,
-        these are the states for ``following``, the next task, if it is known.
+        While some clients train, the states of the clients that follow are read from files. ``following`` is the next
+        task, if it is known, so that the states of its first clients can be read at the end of ``task``.
         """
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         self._later.clear()

@@ -1,5 +1,5 @@
-"""The interface of pools of workers, which simulate clients. The server gives tasks to a pool, and takes the results in
-any order."""
+"""The interface of pools: the workers of a run, which train and evaluate clients. The server gives tasks to a pool, and
+takes the results in any order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from fedray.engine.worker import Worker
 
 @dataclass(frozen=True)
 class Region:
-    """Workers that are near each other: how many they are, and how fast they are together, in any unit."""
+    """A group of workers that are near each other, such as those on one host: ``workers`` is their number, and
+    ``speed`` says how fast they are together, in any unit."""
 
     workers: int
     speed: float = 1.0
 
 
 class Pool(Protocol):
-    """The interface of a pool, the workers of a run, which train and evaluate clients.
+    """The interface of a pool: the workers of a run, which train and evaluate clients.
 
     A user-defined class with these methods can be used as an engine (``engine.kind=file.py:Class``). It is instantiated
     with a :class:`~fedray.engine.worker.Worker` in the server's process, which has the experiment, the data and the
@@ -46,7 +47,7 @@ class Pool(Protocol):
     @property
     def regions(self) -> Sequence[Region]:
         """The groups of workers that are near each other, such as those of one host. The cohort is divided so that each
-        region gets neighbouring positions. All regions together have ``slots`` workers."""
+        group gets neighbouring clients. All groups together have ``slots`` workers."""
 
     @property
     def task_fraction(self) -> float:
@@ -55,7 +56,7 @@ class Pool(Protocol):
         (:func:`fedray.engine.cutting.cut_into_tasks`)."""
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        """Makes a broadcast available to all workers, and returns a handle by which tasks refer to the broadcast.
+        """Makes a broadcast available to all workers. Returns a handle, a reference by which tasks name the broadcast.
 
         Args:
             vectors: Models ``[row_width]`` and tensors, float32, by name. The server may change them after the phase,
@@ -73,28 +74,29 @@ class Pool(Protocol):
                 other worker runs the previous phase again first.
 
         Raises:
-            ClientError: The code of a client raised. The error names the client.
+            ClientError: The code of a client raised an exception. The error names the client.
             UserError: A task can't be done with the user's configuration, for example because memory is not enough.
         """
 
     def settle(self) -> None:
         """Waits until the new states of all clients are in their files. The server calls it at the end of a round,
-        because the results of tasks refer to these files."""
+        because the results of tasks only name these files."""
 
     def keep(self, name: str, vectors: State) -> Handle:
-        """Stores the arrays ``vectors`` under ``name``, for example a model of an earlier round, and returns a handle
-        for :meth:`fetch`. They stay stored until :meth:`drop` is called, possibly for many rounds."""
+        """Stores the arrays ``vectors`` (by name) under ``name``, for example a model of an earlier round, and returns
+        a handle with which :meth:`fetch` finds the arrays. They stay stored until :meth:`drop` is called, possibly for
+        many rounds."""
 
     def fetch(self, handle: Handle) -> State:
-        """Returns the arrays, by name, that :meth:`keep` stored and for which it returned ``handle``."""
+        """Returns arrays that :meth:`keep` has stored, by name. ``handle`` is what :meth:`keep` returned for them."""
 
     def store(self, handle: Handle, target: Path) -> None:
-        """Writes the arrays of ``handle``, which :meth:`keep` stored or which are a client's state, to the safetensors
-        file ``target``. It is called for the files of a checkpoint."""
+        """Writes the arrays to which ``handle`` refers into the safetensors file ``target``, for a checkpoint. They are
+        a client's state, or arrays that :meth:`keep` has stored."""
 
     def drop(self, handles: Iterable[Handle]) -> None:
-        """Deletes what ``handles`` refer to: arrays that :meth:`keep` stored, or states of clients. Nobody needs them
-        any more."""
+        """Deletes what ``handles`` refer to and nobody needs any more: states of clients, or arrays that :meth:`keep`
+        has stored."""
 
     def close(self) -> None:
         """Stops the workers at the end of the run."""
@@ -102,14 +104,15 @@ class Pool(Protocol):
 
 @dataclass(eq=False)
 class LocalHandle:
-    """A handle for use within one process. It simply holds the published object, ``value``."""
+    """A handle, a reference to a published object, for use within one process. It simply holds the object,
+    ``value``."""
 
     value: Any
 
 
 class LocalPool:
-    """The pool of the local engine: a single worker in this process. All other pools must give the same results as this
-    one, and it is the best one for debugging."""
+    """The pool of the local engine: a single worker, ``worker``, does all tasks in this process. All other pools must
+    give the same results. It is the best pool for debugging."""
 
     slots, task_fraction = 1, 0.5
 

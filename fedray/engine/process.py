@@ -45,7 +45,7 @@ def _import_path() -> dict[str, str]:
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:
-    """Returns the environment variables, as a dict, with which a process that trains or evaluates must be started: for
+    """Returns the environment variables with which a process that trains or evaluates must be started, by name: for
     ``threads`` threads, for the import of the user's modules and, if ``portable``, for the same instruction set on
     every CPU."""
     count = str(threads)
@@ -55,11 +55,11 @@ def environment(threads: int, portable: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def computing_process(threads: int, portable: bool, precision: str = "fp32") -> Iterator[None]:
-    """A context in which this process is set up to train and evaluate, with ``threads`` threads and in ``precision``
-    (``train.precision``). Afterwards torch's global settings are restored.
+    """A context in which this process is set up to train and evaluate: with ``threads`` threads, deterministic kernels
+    and ``precision`` (``train.precision``). Afterwards torch's global settings are restored.
 
-    Raises :class:`UserError` if ``portable`` (``engine.portable_bits``) needs environment variables that had to be set
-    before Python started.
+    Raises :class:`UserError` if ``portable`` (``engine.portable_bits``) is true, torch is already imported, and the
+    environment variables for portable bits were not set before Python started.
     """
     if portable and "torch" in sys.modules and any(os.environ.get(k) != v for k, v in PORTABLE.items()):
         raise UserError(
@@ -144,7 +144,7 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def same_kind(machines: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether all processes of a run give the same bits, that is, have the same device, instruction set and
+    """Returns whether all processes of a run give the same bits, because they have the same device, instruction set and
     torch version. ``machines`` has a description of each process, made by :func:`describe`."""
     return len({(m["device"], m["instructions"], m["torch"]) for m in machines}) <= 1
 

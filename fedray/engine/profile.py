@@ -21,8 +21,8 @@ class Profile:
     @contextlib.contextmanager
     def of_pool(self, slots: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
         """A context for the time in which the ``slots`` workers of a pool do tasks. It yields a function that must be
-        called with ``result.seconds`` of each task's result, the seconds that a worker spent on each purpose. The
-        remaining time of the context counts as "waiting"."""
+        called after each task with the seconds that a worker spent on each purpose, by purpose (``result.seconds``).
+        The remaining time of the context counts as "waiting"."""
         began, busy = time.perf_counter(), 0.0
 
         def done(seconds: Mapping[str, float]) -> None:
@@ -36,14 +36,15 @@ class Profile:
 
     @contextlib.contextmanager
     def measure(self, purpose: str) -> Iterator[None]:
-        """A context whose duration is added to the column ``purpose`` of profile.csv, for work of the server itself."""
+        """A context for work of the server itself. Its duration is added to the seconds of ``purpose``, a column of
+        profile.csv."""
         began = time.perf_counter()
         yield
         self._seconds[purpose] += time.perf_counter() - began
 
     def take(self) -> dict[str, float]:
-        """Returns the seconds that were spent on each purpose since the last call: a number for each column of
-        profile.csv. Time that was not measured counts as "server"."""
+        """Returns the seconds that were spent on each purpose since the last call, by purpose, with an entry for each
+        column of profile.csv. Time that was not measured counts as "server"."""
         now = time.perf_counter()
         taken, self._seconds = self._seconds, dict.fromkeys(PURPOSES, 0.0)
         taken["server"] = now - self._since - sum(taken.values())

@@ -28,18 +28,19 @@ this number."""
 
 
 class Rehearsed(NamedTuple):
-    """What a rehearsal (one gradient and one evaluation before the first round) has found. ``operations`` are torch's
-    names of the operations without a deterministic version. ``strict`` says whether tasks must be done in strict mode
-    (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention. If so,
-    ``operations`` are those that were found in a rehearsal in strict mode."""
+    """What a rehearsal (one gradient and one evaluation before the first round) has found. ``operations`` are the names
+    of the model's operations of which torch has no deterministic version. ``strict`` says whether tasks must be done in
+    strict mode (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention. If
+    so, ``operations`` are those that were found in a rehearsal in strict mode."""
 
     operations: tuple[str, ...] = ()
     strict: bool = False
 
 
 def rehearsed(clients: Clients, evaluator: Evaluator) -> Rehearsed:
-    """Computes a gradient of the task loss and an evaluation before the first round, to find out which of the model's
-    operations have no deterministic version on this device. Returns these operations. The network is left as it was.
+    """Finds out before the first round which of the model's operations have no deterministic version on this device:
+    computes a gradient of the task loss and an evaluation, with the network and data of ``clients`` and with
+    ``evaluator``. The network is left as it was.
 
     Exceptions are ignored, because they will be raised again in the first round, with the number of the client.
     """

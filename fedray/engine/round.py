@@ -1,8 +1,9 @@
-"""A round of federated learning. This is the first file to read.
+"""Runs one round of federated learning. This is the first file to read.
 
 First the cohort is drawn. Then each phase of the algorithm (most algorithms have one) takes the same steps: the server
 broadcasts, the clients of the cohort compute, their uploads are summed, and the server updates its state. At the end
-the clients' new states replace the old ones. Which worker simulates a client, and in which order, changes no bit.
+the clients' new states replace the old ones. No bit of the result depends on which worker simulates a client, or on the
+order.
 """
 
 from __future__ import annotations
@@ -34,18 +35,24 @@ from fedray.experiment.experiment import Experiment
 
 @dataclass
 class RoundResult:
-    """The result of a round.
+    """The result of a round. :func:`run_round` makes it, and then the run's observers, which evaluate and record the
+    round, complete it.
 
-    ``log`` has columns of clients.parquet by name, each with an entry for each client of the cohort, in the order
-    of ids. An entry is None until a phase sets it. ``states`` has the files of the clients' new states, by client.
-    ``models`` has the rows of the local models that are saved, by client.
-    ``worker_seconds`` is the working time of all workers together. ``samples`` is the number of samples in all
-    local mini-batches.
-
-    The run's observers fill in ``metrics``, the round's row of metrics.csv; ``scores``, the columns of
-    evaluation.parquet, if clients are scored; and ``layers``, the columns of layers.parquet, with
-    run.diagnostics. ``profile`` has the seconds that were spent, by purpose. ``diverged`` is true if the loss or
-    the model is not finite.
+    Attributes:
+        number: The number of the round, from 1.
+        cohort: The clients that took part.
+        log: Columns of clients.parquet by name, each with an entry for each client of the cohort, in the order of ids.
+            An entry is None until a phase sets it, and NaN at the end of the round if none has.
+        states: The files of the clients' new states, by client.
+        models: The clients' trained models that are to be saved (``run.local_models_of``), each as a row of numbers, by
+            client.
+        worker_seconds: The working time of all workers together.
+        samples: The number of samples in all local mini-batches.
+        metrics: The round's row of metrics.csv, values by column.
+        scores: The columns of evaluation.parquet by name; None if the round is not evaluated.
+        layers: The columns of layers.parquet by name; None without ``run.diagnostics``.
+        profile: The seconds that were spent, by purpose.
+        diverged: Whether the loss or the model is not finite.
     """
 
     number: int
@@ -62,9 +69,9 @@ class RoundResult:
     diverged: bool = False
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
-        """Adds ``found``, the result of ``task``: working time, columns of clients.parquet, and the files of new
-        client states. Returns the state files of these clients from earlier phases of the round, which the caller can
-        delete now."""
+        """Adds ``found``, the result of ``task``, to the result of the round: working time, trained models to be saved,
+        columns of clients.parquet, and the files of new client states. Returns the files that earlier phases of the
+        round wrote for the same clients, which the caller can delete now."""
         self.worker_seconds += working_seconds(found.seconds)
         self.models |= found.models
         for name, values in found.log.items():
@@ -80,8 +87,9 @@ class RoundResult:
 def run_round(
     number: int, state: RunState, experiment: Experiment, cutter: TaskCutter, queue: TaskQueue
 ) -> RoundResult:
-    """Runs round ``number`` (from 1), updates ``state``, and returns the round's result, without an evaluation.
-    ``cutter`` cuts the cohort into tasks, and ``queue`` sends the tasks to the workers."""
+    """Runs round ``number`` (from 1), and returns its result, which is not yet evaluated. ``state``, which has the
+    server's and the clients' states, is updated. ``cutter`` cuts the cohort into tasks, and ``queue`` sends the tasks
+    to the workers."""
     began = time.perf_counter()
     server, algorithm = state.server, experiment.algorithm
     server.round = number
@@ -130,8 +138,8 @@ def start_server_training(
     algorithm: Algorithm, server: ServerState, concurrent: bool, threads: int
 ) -> Future[Mapping[str, Vector]]:
     """Starts the training of a model at the server (``Algorithm.server_training``), which only some algorithms have.
-    Returns a future of the models and vectors by name that the server gets from this training; the dict is empty
-    without such training.
+    Returns a future of what the server gets from this training, models and vectors by name; without such training the
+    dict is empty.
 
     With ``concurrent`` the server trains in a separate thread while the clients train. Otherwise the training has ended
     when this function returns. torch computes with ``threads`` threads.

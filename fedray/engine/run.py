@@ -1,4 +1,4 @@
-"""Runs one round after another, and shows each to the observers."""
+"""Runs one round of a run after another, and shows each to the observers, which evaluate, record and save it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,18 @@ from fedray.util.files import replacement_of
 
 
 class Run:
-    """A run of ``experiment`` on ``data`` that continues from ``state``, on any engine. :meth:`rounds` runs it.
+    """A run of ``experiment`` on ``data`` that continues from ``state``, on any engine. A call of :meth:`rounds` runs
+    it. The run ends after the round in progress if the event ``stopping`` is set.
 
-    ``worker`` is the server's own worker, with a network and the data. ``pool`` has the workers that simulate the
-    clients. ``scoring`` says which clients are scored. ``recorder`` writes the run folder. ``concurrent`` and
-    ``overlap`` say what may happen at the same time (:class:`~fedray.engine.task_queue.TaskQueue`). ``say`` shows a
-    line to the user. The run ends after the round in progress if the event ``stopping`` is set.
+    Args:
+        worker: The server's own worker, with a network and the data.
+        pool: The workers that simulate the clients.
+        state: What changes from round to round: the states of the server and of the clients, and the costs so far.
+        scoring: Says which clients are scored on their test samples, and with which models.
+        recorder: Writes the run folder.
+        concurrent: Whether the server trains a model of its own while the clients train.
+        overlap: Whether a round is evaluated while the next one begins to train.
+        say: ``say(line)`` shows a line to the user.
     """
 
     def __init__(
@@ -80,7 +86,8 @@ class Run:
         self._reported: RoundResult | None = None
 
     def restore(self, saved: Checkpoint) -> None:
-        """Goes back to the checkpoint ``saved``, so that :meth:`rounds` continues after the checkpoint's round."""
+        """Goes back to ``saved``, a checkpoint of this run, so that :meth:`rounds` continues after the checkpoint's
+        round."""
         self.state.restore(saved, self.pool, self.worker.clients.states)
         self.checkpoints.saved_round = saved.round
         self.best.restore(read_metrics(self.recorder.folder.path))
@@ -93,9 +100,9 @@ class Run:
     def rounds(self) -> Iterator[Report]:
         """Runs the remaining rounds, and yields a report of each round, whose metrics are then complete.
 
-        The run ends early if ``stopping`` is set, if the loss or the model is no longer finite, or if the main metric
-        is good enough or stops improving (:class:`~fedray.engine.observers.Best`). A round is reported once it has been
-        evaluated; with ``overlap`` the next round has been trained by then.
+        A round is reported once it has been evaluated; with ``overlap`` the next round has been trained by then. The
+        run ends early if ``stopping`` is set, if the loss or the model is no longer finite, or if the main metric is
+        good enough or stops improving (``run.stop_at``, ``run.patience``).
         """
         self._began = time.perf_counter()
         self.profile.take()
@@ -175,11 +182,15 @@ class Run:
             yield Report(result.number, dict(result.metrics))
 
     def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the last reported round for a callback, as long as no other round has begun.
+        """Returns a part of the last reported round, for a callback that asks for it. It must be called before the next
+        round begins.
 
         If ``what`` is "clients", "evaluation" or "layers", the result has the columns of this table by name, or is None
         if the round has no such table. If ``what`` is "model", the result has the tensors of the further model
-        ``name``, or of the evaluated model if ``name`` is None: copies on the CPU, by their names in a model file.
+        ``name``, or of the evaluated model if ``name`` is None: copies on the CPU, by the names that they have in
+        model.safetensors.
+
+        Raises :class:`UserError` if the algorithm has no model of that name.
         """
         result = self._reported
         assert result is not None

@@ -28,10 +28,11 @@ class CohortSums:
 
     The additions follow the fixed binary tree of :mod:`fedray.core.tree`. Therefore no bit of a sum depends on the
     order in which results arrive, or on the device of an addition. Results of a worker in this process are added up on
-    the worker's device, and results of other processes on ``device``, to which the final sums are moved.
+    the worker's device, and results of other processes on ``device``, the server's, to which the final sums are moved.
 
-    ``members`` is the number of clients in the cohort. The attribute ``scalars`` has the numbers that clients send one
-    by one (``Result.scalars``): for each name a list with a number for each client, in the order of ids.
+    ``members`` is the number of clients in the cohort, and ``layout`` the form of a model as a row of numbers. The
+    attribute ``scalars`` has the numbers that clients send one by one (``Result.scalars``): for each name a list with a
+    number for each client, in the order of ids.
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
@@ -73,8 +74,8 @@ class CohortSums:
             column[place] = value
 
     def totals(self) -> dict[str, Vector]:
-        """Returns the weighted sums of the clients' uploads, by the upload's name: float32 vectors and models, on the
-        server's device. The results of all tasks must have been added."""
+        """Returns the weighted sums of the clients' uploads, by the upload's name: models and vectors, float32, on the
+        server's device. Before that, :meth:`add` must have been called for the results of all tasks."""
         return {name: self._there(self._total(name, tree.total())) for name, tree in self._trees.items()}
 
     def _there(self, value: Vector) -> Vector:

@@ -13,11 +13,13 @@ from fedray.engine.tasks import PhaseResult, PhaseTask, Task
 class TaskQueue:
     """Sends the tasks of a run to the workers of ``pool``, and decides what happens at the same time.
 
-    With ``concurrent`` the server trains a model of its own while the clients train. With ``overlap`` a round is
-    evaluated while the next round begins to train: evaluation tasks that :meth:`later` puts off are sent just before
-    the tasks of the next phase.
-
-    ``note(result)`` is called for the result of each task.
+    Args:
+        pool: The workers.
+        profile: Measures on what the time of a round is spent.
+        note: ``note(result)`` is called for the result of each task.
+        concurrent: Whether the server trains a model of its own while the clients train.
+        overlap: Whether a round is evaluated while the next round begins to train. The tasks of its evaluation, which
+            :meth:`later` puts off, are then sent just before the tasks of the next phase.
     """
 
     def __init__(
@@ -28,26 +30,26 @@ class TaskQueue:
         self._later: list[tuple[Task, Callable[[Any, Any], None]]] = []
 
     def later(self, tasks: Sequence[Task], take: Callable[[Any, Any], None]) -> None:
-        """Puts off tasks whose results no phase waits for, such as an evaluation's, until the next phase. When a task
-        is done, ``take(task, result)`` is called. Without ``overlap`` the tasks are done immediately."""
+        """Puts off tasks for whose results no phase waits, such as those of an evaluation, until the next phase. When a
+        task is done, ``take(task, result)`` is called. Without ``overlap`` the tasks are done immediately."""
         self._later += [(task, take) for task in tasks]
         if not self.overlap:
             self.finish()
 
     @property
     def finished(self) -> bool:
-        """Whether no task is left of those that :meth:`later` has put off."""
+        """Whether all tasks that :meth:`later` has put off have been sent to the workers."""
         return not self._later
 
     def finish(self) -> None:
-        """Does all tasks that :meth:`later` put off, and returns when they are done."""
+        """Does all tasks that :meth:`later` has put off, and returns when they are done."""
         for _ in self.run([]):
             raise AssertionError("no task of a phase was given")
 
     def run(self, tasks: Sequence[PhaseTask], sticky: bool = False) -> Iterator[tuple[PhaseTask, PhaseResult]]:
         """Does the tasks of a phase, and yields each task with its result as soon as the result arrives. Tasks that
-        :meth:`later` put off are sent first. With ``sticky`` a task goes to the worker that did the previous phase for
-        the same clients."""
+        :meth:`later` has put off are sent first; their results are not yielded. With ``sticky`` a task goes to the
+        worker that did the previous phase for the same clients, if possible."""
         first, self._later = self._later, []
         takers = {id(task): take for task, take in first}
         every: list[Any] = [*(task for task, _ in first), *tasks]

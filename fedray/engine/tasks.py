@@ -25,18 +25,27 @@ Handle: TypeAlias = Any
 
 @dataclass(frozen=True)
 class PhaseTask:
-    """A task for a worker: run one phase of the algorithm for some clients of the cohort.
+    """A task for a worker: run one phase of the algorithm for some clients of the cohort. Where a sequence has an entry
+    for each of these clients, the entries are in the order of their positions in the cohort.
 
-    ``phase`` is the index into ``Algorithm.phases``. ``blocks`` are the clients' positions in the cohort, which has
-    ``members`` clients. ``work`` is the number of samples in all their local mini-batches.
-
-    ``ids``, ``weights`` (for aggregation), ``steps`` (local ones) and ``gaps`` (rounds since the last participation)
-    have an entry for each client. So do ``states``, handles of the clients' states, with None for a client that has
-    none yet, and ``received``, handles of the models that the clients received last, if the algorithm needs them.
-    ``broadcasts`` and ``scalars`` have an entry for each phase up to this one, so that a worker can repeat the
-    earlier phases if the actor that did them was lost. ``keeps`` says whether the worker keeps ``Result.kept`` for a
-    later phase. ``region`` is the number of the pool's region whose workers should do the task
-    (:attr:`Pool.regions`).
+    Attributes:
+        round: The number of the round, from 1.
+        phase: The phase, as an index into ``Algorithm.phases``.
+        blocks: The clients' positions in the cohort, as ranges ``(start, stop)``.
+        members: The number of clients in the whole cohort.
+        work: The number of samples in all local mini-batches of the task's clients.
+        lr: The clients' learning rate.
+        ids, weights, steps, gaps: For each client its number, its aggregation weight, its number of local steps, and
+            the rounds since it last took part (0 if it never did).
+        broadcasts: Handles of the models and tensors that the server has sent, one for each phase up to this one, so
+            that a worker can repeat earlier phases if the process that did them was lost.
+        scalars: Numbers that the server has sent to each client, as lists by name, with a dict for each phase up to
+            this one.
+        states: For each client the handle of its state, or None if it has none yet. Empty if clients keep no states.
+        received: For each client the handle of the model that it received when it last took part, or None. Empty if the
+            algorithm does not need these models.
+        keeps: Whether the worker stores the values in ``Result.kept``, which a later phase of the round needs.
+        region: The number of the group of workers, one of which should do the task (:attr:`Pool.regions`).
     """
 
     round: int
@@ -71,10 +80,10 @@ class PhaseTask:
 class PartialSum:
     """The contribution of a task's clients to the sum of one upload over the cohort.
 
-    ``nodes`` has the float64 sums at some nodes of the summation tree, which together cover the task's clients. The
-    sums are tensors on the worker's device, and arrays after :meth:`pack`. ``weights`` says how the upload is weighted
-    (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the clients' numbers s_i
-    if ``weights`` is "mean_by", and is None otherwise.
+    ``nodes`` has the float64 sums at some nodes of the summation tree, by node, which together cover the task's
+    clients. The sums are tensors on the worker's device, and arrays after :meth:`pack`. ``weights`` says how the upload
+    is weighted (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the numbers
+    s_i of the task's clients if ``weights`` is "mean_by", and is None otherwise.
     """
 
     nodes: Mapping[Node, Tensor | NDArray[np.float64]]
@@ -91,15 +100,20 @@ class PartialSum:
 
 @dataclass
 class PhaseResult:
-    """The result of a :class:`PhaseTask`.
+    """The result of a :class:`PhaseTask`. Lists for the task's clients have an entry for each of them, in the task's
+    order.
 
-    ``forms`` has the kind and the shape of each value that the phase returned. ``sums`` has the clients' contribution
-    to the sum of each upload. ``scalars`` and ``log`` have a number for each client, by name: ``scalars`` for the
-    server's rule, and ``log`` for clients.parquet, with None for a client without a number. ``states`` are the files of
-    the clients' new states, if the phase returns any. ``models`` has the rows of the local models that are saved, by
-    client. ``seconds`` says how long the worker worked for each purpose.
-    ``nondeterministic`` names the operations without a deterministic version that the worker ran. ``lines`` are shown
-    to the user.
+    Attributes:
+        sums: The clients' contribution to the sum of each upload, by the upload's name.
+        scalars: Lists of the numbers that the server's rule gets from each client, by name.
+        log: Lists of numbers for clients.parquet, by column, with None for a client without a number.
+        forms: The kind and the shape of each value that the phase returned, by name.
+        states: The files of the clients' new states; empty if the phase returns no states.
+        models: The clients' trained models that are to be saved (``run.local_models_of``), each as a row of numbers, by
+            client.
+        seconds: How many seconds the worker worked for each purpose, such as "gradient".
+        nondeterministic: The names of operations that the worker ran and that have no deterministic version.
+        lines: Lines of text to be shown to the user.
     """
 
     sums: dict[str, PartialSum]
@@ -118,8 +132,8 @@ class EvalTask:
     """A task for a worker: evaluate models on the samples start .. stop - 1 of ``split``, which is "test", "validation"
     or "train".
 
-    ``models`` has the names of these models in the broadcast to which the handle ``broadcast`` refers. With ``each``
-    the result also has the main metric of each sample.
+    ``broadcast`` is the handle of a broadcast with models, and ``models`` has the names of those that are evaluated.
+    With ``each`` the result also has the main metric of each sample.
     """
 
     broadcast: Handle
@@ -145,7 +159,9 @@ class EvalResult:
     ``sums`` has a dict for each model of the task, in their order: for the loss and each metric, by name, a pair of the
     numerator and the denominator, each summed over the samples (:meth:`Task.sums`). If the task asked for it, ``each``
     has an array ``[n, 2]`` for each model, with the main metric's numerator and denominator for each of the n samples.
-    The other fields are as in :class:`PhaseResult`.
+
+    ``seconds``, ``nondeterministic`` and ``lines`` are the worker's seconds for each purpose, the names of operations
+    without a deterministic version that it ran, and lines for the user, as in :class:`PhaseResult`.
     """
 
     sums: list[dict[str, tuple[float, float]]]
@@ -157,12 +173,17 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """A task for a worker: score models that differ from client to client, each on its client's test share.
+    """A task for a worker: score models that differ from client to client, each on its client's test share, the samples
+    of the test set that serve as this client's test data.
 
-    With ``personal`` the algorithm's personal models are scored, which are made from the vectors in ``broadcast`` whose
-    names begin with :data:`PERSONAL_PREFIX`. With ``finetune_steps`` the global model is scored after this number of
-    local steps at the learning rate ``lr``. The other fields are as in :class:`PhaseTask`, but positions are counted
-    among all clients that are scored, instead of the cohort.
+    With ``personal`` the algorithm's personal models are scored, which are made from the vectors in the broadcast (to
+    which the handle ``broadcast`` refers) whose names begin with :data:`PERSONAL_PREFIX`, and from ``scalars`` and
+    ``states``. If ``finetune_steps`` is not 0, the global model is scored after this number of local steps at the
+    learning rate ``lr``.
+
+    ``blocks`` are ranges ``(start, stop)`` of the clients' positions among all clients that are scored. ``ids``,
+    ``gaps`` (rounds since the last participation) and each list in ``scalars`` (the server's numbers, by name) have an
+    entry for each client of the task. So does ``states``, the handles of the clients' states, if the algorithm has any.
     """
 
     round: int
@@ -186,7 +207,11 @@ class ScoreTask:
 class ScoreResult:
     """The result of a :class:`ScoreTask`. ``sums`` has a list for each kind of model, "personal" or "finetuned". The
     list has a pair for each client of the task: the numerator and the denominator of the main metric, each summed over
-    the client's test share. The other fields are as in :class:`PhaseResult`."""
+    the client's test share.
+
+    ``seconds``, ``nondeterministic`` and ``lines`` are the worker's seconds for each purpose, the names of operations
+    without a deterministic version that it ran, and lines for the user, as in :class:`PhaseResult`.
+    """
 
     sums: dict[str, list[tuple[float, float]]]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -199,11 +224,12 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def working_seconds(seconds: Mapping[str, float]) -> float:
-    """Returns how many seconds a worker took for a task, given its ``seconds`` for each purpose. Compilation does not
-    count, because a process does that only once."""
+    """Returns how many seconds a worker took for a task, given ``seconds``, its seconds for each purpose. Compilation
+    does not count, because a process does that only once."""
     return sum(seconds.values()) - seconds.get("compilation", 0.0)
 
 
 def positions(blocks: Blocks) -> list[int]:
-    """Returns all positions in ``blocks``, in their order: ``[(0, 2), (4, 6)]`` gives ``[0, 1, 4, 5]``."""
+    """Returns a list of all positions of clients in ``blocks``, which are ranges ``(start, stop)``:
+    ``[(0, 2), (4, 6)]`` gives ``[0, 1, 4, 5]``."""
     return [position for block in blocks for position in range(*block)]

@@ -25,19 +25,20 @@ each upload."""
 
 
 class UploadSteps:
-    """Applies the upload steps of a run (``train.upload``, such as clipping or noise) for ``clients`` in
-    this process."""
+    """Applies the steps of ``train.upload``, such as clipping or noise, to the uploads of clients in this process.
+    ``clients`` has the steps, the network, and the states from which the steps read what they have stored."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.steps = clients, clients.experiment.upload
 
     @torch.no_grad()
     def apply(self, result: Result, client: ClientPhase, phase: str, handles: Sequence[Handle | None]) -> Result:
-        """Returns ``result``, what the clients of a stack return from a phase, after all steps of ``train.upload`` have
-        changed its uploads.
+        """Applies all steps of ``train.upload`` to the uploads of clients that are trained together. ``result`` is what
+        they have returned from ``phase``. Returns this result with the changed uploads.
 
-        Vectors that the steps keep for later rounds are added to the clients' state. ``handles`` refer to the states
-        with which the clients began the round.
+        What the steps store for later rounds is added to the clients' states. ``client`` is the object with which the
+        algorithm has trained these clients, and ``handles`` refer to the states with which they began the round (None
+        for a client without a state).
         """
         uploads: dict[str, Upload] = {}
         kept: dict[str, Vector] = {}

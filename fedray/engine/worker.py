@@ -1,4 +1,4 @@
-"""A worker does tasks. It has no state that a task depends on, so that any other worker can do the task instead."""
+"""A worker, which does the tasks of a run. A task depends on no state of a worker, so any worker can do it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Worker:
     ) -> PhaseResult | EvalResult | ScoreResult:
         """Does ``task`` and returns its result.
 
-        If the next task is known, ``following``, the states of its clients are read from files while ``task`` is done.
-        With ``settled`` the files with the clients' new states are complete when this method returns. Without, they are
-        complete only after :meth:`settle`.
+        ``following`` is the next task, if it is known: the states of its clients are read from files while ``task`` is
+        done. With ``settled`` the files with the clients' new states are complete when this method returns. Without it,
+        they are complete only after :meth:`settle`.
         """
         if self.rehearsed.strict:
             try:
@@ -75,13 +75,14 @@ class Worker:
         return result
 
     def settle(self) -> None:
-        """Waits until the new states of the clients of all tasks so far are in their files. Raises
+        """Waits until the clients' new states, of all tasks so far, are in their files. Raises
         :class:`~fedray.errors.UserError` if a state can't be written."""
         self.clients.traffic.settle()
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
-        """Returns ``size`` inputs ``[size, ...]`` for the server's rule, drawn without replacement from the public set
-        or the test set (``source`` is "public" or "test"). Each round draws others.
+        """Draws ``size`` inputs ``[size, ...]`` for the server's rule, without replacement and without targets, and
+        returns them. ``source`` is the set from which they are drawn: "public" for the public set, or "test" for the
+        test set. Each round draws others.
 
         If the set is smaller, all of its inputs are returned.
         """
@@ -93,9 +94,9 @@ class Worker:
         return samples.gather(indices)[0]
 
     def cohort_as_stack(self, server: ServerState, broadcast: Broadcast) -> ClientPhase:
-        """Returns a phase in which all clients of the round's cohort are a single stack and have received
-        ``broadcast``. ``run.diagnostics=virtual`` trains its virtual model with these clients, in the server's
-        process."""
+        """Returns all clients of the round's cohort in the form in which an algorithm trains clients together, after
+        they have received ``broadcast``. ``server`` has the cohort and the round. ``run.diagnostics=virtual`` trains
+        its virtual model with these clients, in the server's process."""
         cohort = server.cohort
         indices = [self.data.client(client) for client in cohort.ids]
         stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)
@@ -104,8 +105,9 @@ class Worker:
         return self.clients.phase_of(stack, None, round=server.round, lr=server.lr, clock=Clock(), **received)
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
-        """Returns the server as a client whose samples are the public set, for algorithms in which the server trains a
-        model as well. This client makes ``steps`` local steps."""
+        """Returns the server as a client, for algorithms in which the server trains a model as well. The samples of
+        this client are the public set. It makes ``steps`` local steps, at the learning rate of the current round of
+        ``server``."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # a clock of its own, because the time counts as the server's and not as that of a task

@@ -73,8 +73,12 @@ def evaluate(
         target: a run folder, whose final model is evaluated, or a file with a model (safetensors, or pt with a
             ``state_dict``). A file in a run folder is evaluated with the configuration of the run.
         base: a YAML file that describes the model and the data, for a model from elsewhere.
-        split: ``test``, ``train`` (the samples that clients hold) or ``validation``.
-        data, test, client_column, label_column, model, loss, metrics: as for :func:`fedray.simulate`.
+        split: the samples: ``test``, ``train`` (those that clients hold) or ``validation``.
+        data, test: the training and the test set, in the forms that :func:`fedray.simulate` takes, such as arrays
+            ``(x, y)``; None for the data set of the configuration.
+        client_column, label_column: the columns of ``data``, if that is a table, that hold the clients and the targets.
+        model, loss, metrics: as for :func:`fedray.simulate`: a module, or a class or function that makes one; a
+            function ``loss(outputs, targets)``; and such functions by name, in addition to the task's metrics.
         overrides: ``key=value`` texts that change the configuration, such as ``data.source=emnist``. If the source is
             changed, no other setting in ``data`` is taken from the run, except ``data.image_size``.
         features: the number of samples, drawn by ``run.seed``, whose representations are returned as well.
@@ -186,12 +190,9 @@ def _differences(request: Request, inputs: Mapping[str, str]) -> list[str]:
 
 
 def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64], list[NDArray[np.int64]] | None]:
-    """Returns the samples that contain a split, the indices of the split's samples among them, and the samples of
-    each client.
-
-    The samples of a client are positions among the indices. They are None for the validation set, which belongs to
-    no client.
-    """
+    """Returns three things: the samples that contain the split's samples, the indices of the split's samples among
+    them, and for each client the positions of its samples in these indices. The last is None for the validation set,
+    which belongs to no client."""
     data = clients.data
     if split == "validation":
         return clients.train, data.validation, None
@@ -239,7 +240,8 @@ def _table_of_clients(
 ) -> pd.DataFrame:
     """Returns the table :attr:`Evaluation.clients`, which has a row for each client with samples.
 
-    ``shares`` are the positions of each client's samples.
+    ``sums`` are the two sums of each sample by metric, and ``shares`` has the positions of each client's samples in
+    them.
     """
     ids = [client for client, share in enumerate(shares) if len(share)]
     columns: dict[str, Any] = {"client": ids, **data.names_of(ids), "samples": [len(shares[client]) for client in ids]}

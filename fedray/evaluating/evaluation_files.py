@@ -76,10 +76,10 @@ def _line_about_clients(found: Evaluation) -> str:
 
 
 def output_of(found: Evaluation) -> Output:
-    """Returns what marks a folder as the output of this evaluation: the digest of the model, the data, the split and
-    the settings.
+    """Describes the output folder of an evaluation, so that only a folder with an older result of the same evaluation
+    is overwritten.
 
-    With it a folder that holds an older result of the same evaluation is recognised.
+    Two evaluations are the same if they have the same model, data, split and settings.
     """
     identity = {
         "model_sha256": found.model_sha256,
@@ -91,8 +91,7 @@ def output_of(found: Evaluation) -> Output:
 
 
 def default_folder(found: Evaluation, beside: Path) -> Path:
-    """Returns the folder into which an evaluation is written if the user names none, such as ``mnist-test`` in the
-    folder ``beside``.
+    """Returns the folder for the files of an evaluation if the user names none, such as ``mnist-test`` in ``beside``.
 
     The folder does not exist yet, or holds an older result of the same evaluation. If another evaluation has taken the
     name, a number is added to it.
@@ -105,7 +104,7 @@ def write(found: Evaluation, folder: Path) -> list[Path]:
 
     These are evaluation.json and, as far as the evaluation has such results, tables (classes.csv, clients.csv,
     confusion.csv), the representations (features.npz) and pictures. Raises :class:`UserError` if the folder can't be
-    written to, or holds something else than this evaluation.
+    written to, or holds anything but an older result of the same evaluation.
     """
     output_of(found).check(folder)
     try:

@@ -29,11 +29,11 @@ LEAST = 10
 
 @dataclass(frozen=True)
 class Features:
-    """The representations of n samples, which are the inputs of the model's last Linear layer: ``values``
-    float32 [n, d].
+    """The representations of n samples, which are the inputs of the model's last Linear layer.
 
-    ``samples`` int64 [n] are the indices of the samples in their split. ``targets`` int64 [n] are their classes, or
-    None if the samples have none.
+    ``values`` float32 [n, d] has the representations, and ``samples`` int64 [n] the position of each sample in the
+    split that was evaluated, such as the test set. ``targets`` int64 [n] are the samples' classes, or None if they have
+    none.
     """
 
     samples: NDArray[np.int64]
@@ -43,8 +43,8 @@ class Features:
     def write(self, path: Path) -> Path:
         """Writes the representations to the NumPy file ``path`` (npz), and returns ``path``.
 
-        The file has the arrays ``samples``, the indices of the samples in their split, ``features`` [n, d], the
-        representations, and ``targets``, the classes, if there are classes.
+        The file has the arrays ``samples`` [n], ``features`` [n, d], which are the representations, and, if there are
+        classes, ``targets`` [n].
         """
         arrays: dict[str, Any] = {"samples": self.samples, "features": self.values}
         arrays |= {} if self.targets is None else {"targets": self.targets}
@@ -55,11 +55,12 @@ class Features:
 
 @torch.no_grad()
 def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], number: int) -> Features:
-    """Runs a model over ``number`` samples, drawn from ``indices`` by ``run.seed``, and returns their representations.
+    """Draws samples by ``run.seed``, runs a model over them, and returns their representations, which are the inputs of
+    the model's last Linear layer.
 
-    A representation is the input of the model's last Linear layer. ``clients`` holds the model. ``indices`` are indices
-    into ``samples``. Raises :class:`UserError` if the model has no Linear layer, or its representation is not a vector
-    for each sample.
+    ``clients`` holds the model. ``number`` samples are drawn from ``indices``, which are indices into ``samples``; all
+    are taken if there are fewer. Raises :class:`UserError` if the model has no Linear layer, or its representation is
+    not a vector for each sample.
     """
     rng = stream(clients.experiment.training.seed, Purpose.EVALUATION)
     places = np.sort(rng.permutation(len(indices))[:number])
@@ -81,8 +82,9 @@ def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], 
 def write_tsne(found: Features, names: tuple[str, ...] | None, path: Path) -> Path | None:
     """Draws the representations of samples in two dimensions by t-SNE, with a colour and a marker for each class.
 
-    The picture is written to ``path``, which is returned. ``names`` are the names of the classes, if they have any.
-    Returns None if scikit-learn (the extra ``tsne``) is not installed, or if there are too few samples.
+    The picture is written to ``path``, which is returned. ``names`` are the names of the classes, or None if they have
+    none. Returns None, and draws nothing, if scikit-learn (the extra ``tsne``) is not installed, or if there are fewer
+    than :data:`LEAST` samples.
     """
     try:
         from sklearn.manifold import TSNE

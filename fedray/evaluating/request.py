@@ -31,12 +31,12 @@ WEIGHTS = ("model.weights", "model.init")
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be evaluated: the model in ``file``, with the configuration ``config``. ``notes`` are lines for
-    the user.
+    """What is to be evaluated: the model in ``file``, with the configuration ``config``. ``notes`` are lines for the
+    user.
 
-    ``inputs`` are the digests of the data, the model and the code of the run that wrote the file
-    (:mod:`fedray.experiment.inputs`), or empty if they are unknown or if the data come from another source.
-    ``class_names`` are the names of the classes in that run, as far as known.
+    ``inputs`` are digests, by name, of the data, the model and the code of the run that wrote the file
+    (:mod:`fedray.experiment.inputs`). It is empty if they are unknown, or if the evaluation has other data than the
+    run. ``class_names`` are the names of the classes in that run; it is empty if they are unknown.
     """
 
     file: Path
@@ -54,12 +54,18 @@ class Request:
 def request_of(
     target: str | Path, base: str | Path | None, overrides: Iterable[str], objects: Sequence[str], split: str
 ) -> Request:
-    """Finds out what to evaluate for ``target``: a run folder, whose final model is evaluated, or a file with a model.
+    """Finds out what to evaluate from the arguments of :func:`fedray.evaluate`.
 
-    The configuration is the file ``base``, or else the one in the folder of the model's run. ``overrides`` are
-    ``key=value`` texts that change the configuration. ``objects`` are the names of the objects that the user passes
-    from Python: data, model, loss, metrics. ``split`` is test, train or validation. Raises :class:`UserError` if there
-    is no such model, or if the configuration lacks something.
+    Args:
+        target: a run folder, whose final model is evaluated, or a file with a model; also as a URI.
+        base: the file with the configuration; None for the one in the folder of the model's run.
+        overrides: ``key=value`` texts that change the configuration.
+        objects: the names of the arguments ``data``, ``model``, ``loss`` and ``metrics`` that the user passes from
+            Python.
+        split: ``test``, ``train`` or ``validation``.
+
+    Raises:
+        UserError: there is no such model, or the configuration lacks something.
     """
     path = as_path(target)
     if not path.exists():
@@ -115,8 +121,8 @@ def _settings(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of the evaluation by dotted key, and lines for the user.
 
-    ``values`` is the recorded configuration, ``asked`` has the settings that the user changes, and ``objects`` are the
-    names of the custom objects.
+    ``values`` is the run's configuration, ``asked`` has the settings that the user changes, and ``objects`` are the
+    names of the objects that the user passes from Python.
     """
     notes = []
     kept = {key: value for key, value in values.items() if key.startswith(KEYS) and key not in WEIGHTS}

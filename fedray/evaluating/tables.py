@@ -18,9 +18,9 @@ from fedray.evaluating.features import Features
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of a model on the samples of a ``split``: test, train or validation.
+    """The results of evaluating a saved model on some samples, the ``split``: test, train or validation.
 
-    * ``file``: the model's file, and ``model_sha256`` its digest; ``source``: the data.
+    * ``file``: the model's file, and ``model_sha256`` its digest; ``source``: the name of the data set.
     * ``settings``: the configuration of data, task and model, by dotted key.
     * ``samples``: the number of samples; ``metrics``: the loss and the task's metrics, by name.
     * ``main``: the name of the main metric; ``mode``: whether larger (max) or smaller (min) values of it are better.
@@ -32,7 +32,8 @@ class Evaluation:
       samples in ``count``. None if samples have no classes.
     * ``clients``: a row for each client that has samples: ``client``, ``client_name`` if the data name clients,
       ``samples``, ``loss``, and the metrics. None for the split ``validation``, which belongs to no client.
-    * ``features``: the representations of some samples, if they were requested.
+    * ``features``: the representations of some samples (the inputs of the model's last Linear layer), None unless
+      requested.
 
     Example:
         print(found.metrics["accuracy"])
@@ -90,9 +91,9 @@ def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str]
     """Returns a table with a row for each class: how many samples it has and how many are predicted correctly.
 
     The columns are ``class``, ``name``, ``samples``, ``predicted``, ``correct``, ``accuracy``, ``precision`` and ``f1``
-    (:attr:`Evaluation.classes`). Quotients with a denominator of 0 are NaN. ``confusion`` is a table of pairs of
-    classes (:func:`confusion_of`), and ``classes`` the number of classes. ``names`` are the names of the classes; if it
-    is None, they are numbers.
+    (:attr:`Evaluation.classes`). Quotients with a denominator of 0 are NaN. ``confusion`` has the numbers of samples
+    for pairs of a target class and a predicted class (:func:`confusion_of`), and ``classes`` is the number of classes.
+    ``names`` are the names of the classes; if it is None, their numbers are used.
     """
     samples, predicted = (
         np.bincount(confusion[column], confusion["count"], minlength=classes).astype(np.int64)
@@ -112,8 +113,9 @@ def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str]
 
 
 def value_over(task: Task, name: str, sums: NDArray[np.float64]) -> float:
-    """Returns the value of the metric ``name`` over n samples, such as the accuracy, from two sums for each sample.
+    """Returns the value over n samples of the metric ``name`` of a task, such as the accuracy.
 
-    ``sums [n, 2]`` has a numerator and a denominator for each sample, as :meth:`Task.sums` returns them.
+    ``sums [n, 2]`` has a numerator and a denominator for each sample (:meth:`Task.sums`), which are added up over the
+    samples.
     """
     return task.value(name, math.fsum(sums[:, 0]), math.fsum(sums[:, 1]))

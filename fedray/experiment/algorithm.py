@@ -15,12 +15,13 @@ from fedray.usercode.importing import as_user_error
 
 
 def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
-    """Makes the algorithm that ``config`` names, before any data are read, and checks that it allows the values of
-    other keys.
+    """Makes the algorithm of a run, with the hyper-parameters ``algorithm.*``, and checks that it allows the values of
+    other keys. For example, some algorithms have no server learning rate.
 
-    For example, some algorithms have no server learning rate. Hyper-parameters may still be null. ``custom`` may have
-    an algorithm that the user passed from Python. Raises :class:`UserError` if the algorithm does not exist, or does
-    not allow the value of some key.
+    This is done before any data are read. Hyper-parameters that are null in ``config`` are still None in the result;
+    the training stage replaces them later. The algorithm is the class in ``custom`` (the objects that the user passed
+    from Python) if there is one, and otherwise the one that ``algorithm.name`` names. Raises :class:`UserError` if it
+    does not exist, or does not allow the value of some key.
     """
     name = config.algorithm.name
     cls = custom.algorithm or find_algorithm(name)
@@ -56,8 +57,9 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
 
 
 def choose_head(config: Config, algorithm: Algorithm) -> str:
-    """Returns the name of the model's head (its last layers): the value of ``model.head`` or, if that is ``auto``, the
-    head that the algorithm needs.
+    """Returns the name of the model's head (its last layers), such as ``moon``, or ``none`` for the layers that the
+    model already has. It is the value of ``model.head`` or, if that is ``auto``, the default head that the algorithm
+    needs.
 
     Raises :class:`UserError` if there is no such head, or the algorithm can't work with it.
     """

@@ -91,16 +91,17 @@ pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as l
 def in_stacks(
     engine: EngineConfig, device: str, data: FederatedData, training: TrainingStage, model: ModelStage
 ) -> tuple[bool, int | None, str | None]:
-    """Decides whether clients are trained in batched stacks, that is, as rows of one tensor (``engine.vectorize``).
+    """Decides whether clients are trained in batched stacks (``engine.vectorize``). A stack is several clients that are
+    trained together, as rows of one tensor.
 
-    Returns the decision, ``engine.chunk``, and a line for the user if clients are not trained in stacks although
-    that would be faster. With stacks, the chunk is the largest number of clients in a stack. Without stacks it is
-    the largest number of clients that are sent to a worker together, or None if the configuration leaves that to
-    the engine.
+    Returns three values: whether clients are trained in stacks; the chunk; and a line for the user, or None. With
+    stacks, the chunk is the largest number of clients in a stack. Without stacks it is the value of ``engine.chunk``,
+    the size of the groups of clients that are never divided between workers, or None if that is ``auto``. The line says
+    why there are no stacks although they would be faster.
 
     The decision and the chunk change the bits of the results. So they depend only on the configuration, the model, and
-    whether it runs on a GPU, and not on the rest of the machine. Raises :class:`UserError` if ``engine.vectorize=true``
-    is impossible.
+    whether it runs on a GPU (``device`` is cpu or cuda), and not on the rest of the machine. Raises :class:`UserError`
+    if ``engine.vectorize=true`` is impossible.
     """
     batch_size, cohort_size = training.batch_size, training.cohort_size
 
@@ -156,10 +157,11 @@ def is_compiled(
     for the user or None.
 
     ``begun`` is the decision of a run that has begun before, and None for a new run. ``steps`` is the number of local
-    steps of all clients in all rounds, and ``module`` the model that they train. ``trace()`` returns the operations of
-    a gradient, or the reason why it can't be compiled. ``missing()`` returns what a machine of the cluster lacks to
-    compile, or None. Raises :class:`UserError` if gradients must be compiled, because the user asks for it or the run
-    has begun so, and a machine can't.
+    steps of all clients in all rounds, and ``module`` the model that they train. ``device`` is cpu or cuda, and
+    ``vectorize`` says whether clients are trained in stacks (several clients as rows of one tensor). ``trace()``
+    returns the operations of a gradient as a graph, or the reason why it can't be compiled. ``missing()`` returns what
+    a machine of the cluster lacks to compile, or None. Raises :class:`UserError` if a machine can't compile, but
+    gradients must be compiled because the user asks for it or the run began with it.
     """
     asked = config.engine.compile
     wanted = begun if asked == "auto" else asked
@@ -191,10 +193,11 @@ def _may_pay_to_compile(steps: float, device: str, vectorize: bool, module: nn.M
 def gradient_graph(
     config: Config, device: str, data: FederatedData, training: TrainingStage, model: ModelStage, vectorize: bool
 ) -> GraphModule | str:
-    """Returns the operations of the gradient of a mini-batch as a graph, or a text with the reason why it can't
-    be compiled.
+    """Finds out whether the gradient of a mini-batch can be compiled. Returns its torch operations as a graph if it
+    can, and otherwise the reason why it can't, as text.
 
-    The graph shows whether compiling would make the gradient faster (:func:`is_compiled`).
+    The graph shows whether compiling would make the gradient faster (:func:`is_compiled`). ``device`` is cpu or cuda.
+    With ``vectorize`` it is the gradient of a stack (several clients that are computed at once).
     """
     batch_size, facts = training.local.batch_size, model.facts
     if config.engine.portable_bits:
@@ -214,9 +217,10 @@ def gradient_graph(
 
 
 def is_replayed(config: Config, device: str, training: TrainingStage, model: ModelStage) -> tuple[bool, str | None]:
-    """Decides whether the operations of a gradient are recorded once and then replayed (``engine.replay``).
+    """Decides whether the torch operations of a gradient are recorded once and then replayed in the local steps,
+    instead of running the model's Python code each time (``engine.replay``).
 
-    Returns the decision, and a line for the user or None.
+    Returns the decision, and a line for the user or None. ``device`` is cpu or cuda.
     """
     asked = config.engine.replay
     obstacle, precision = None, config.train.precision

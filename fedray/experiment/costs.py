@@ -16,11 +16,12 @@ from fedray.usercode.importing import as_user_error
 
 
 def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
-    """Gathers what ``fedray costs`` compares: every algorithm under the settings of ``config``.
+    """Gathers what ``fedray costs`` compares: the costs of every algorithm under the settings of ``config``.
 
-    Returns the algorithms, each with the model that it needs; the setting that all of them share; and, by name, the
-    reason for each algorithm that can't be compared. All algorithms get the same data as the algorithm of ``config``;
-    those that train on a public set also get the public set that they would have in a run.
+    Returns three values: a list of the algorithms, each with the model that it needs; the setting that all of them
+    share, such as the number of clients in a round; and a dict with the algorithms that can't be compared, each with
+    the reason. All algorithms get the same data as the algorithm of ``config``; those that train on a public set also
+    get the public set that they would have in a run.
     """
     custom = CustomObjects(source_of(config.data, config.task), preloaded=True)
     chosen, data = resolve(config, custom)

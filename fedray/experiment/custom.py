@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CustomObjects:
-    """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`, instead of naming them
-    in the configuration.
+    """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`, instead of naming them in
+    the configuration. An object that is None or empty was not handed over.
 
     ``source`` has the data. With ``preloaded`` it is not the user's, but the source that the configuration names, read
-    once for several runs. ``callbacks`` are the user's functions and objects that follow all runs of a sweep.
+    once for several runs. ``model`` is a module, or a class or function that makes one. ``loss`` and the ``metrics``,
+    by name, are functions of the model's outputs and the targets. ``transform`` is a function that changes the inputs
+    of a mini-batch, and ``algorithm`` a class. ``callbacks`` are functions and objects that follow all runs of a sweep.
     """
 
     source: Source | None = None
@@ -46,8 +48,8 @@ class CustomObjects:
 
     @property
     def names(self) -> list[Given]:
-        """The names of the objects that the user passed, such as ``data`` and ``model``. They are recorded as
-        ``run.given``, because the configuration without these objects would mean another run."""
+        """The names of the objects that the user passed, such as ``data`` and ``model``. A run records them as
+        ``run.given``, because its configuration without these objects would describe another run."""
         there: dict[Given, bool] = {
             "data": self.source is not None and not self.preloaded,
             "model": self.model is not None,
@@ -59,9 +61,9 @@ class CustomObjects:
         return [name for name, is_there in there.items() if is_there]
 
     def notes(self, seeds: int) -> list[str]:
-        """Returns warnings about these objects for runs with ``seeds`` different seeds.
+        """Returns warnings for the user, as lines, about using these objects in runs with ``seeds`` different seeds.
 
-        There is one if the model is a module, which has the same initial weights in all of the runs.
+        There is one warning if the model is a module, which has the same initial weights in all of the runs.
         """
         if seeds == 1 or not isinstance(self.model, nn.Module):
             return []

@@ -27,11 +27,13 @@ from fedray.experiment.stage import Stage, defaults_for_nulls, under
 
 @dataclass(frozen=True, kw_only=True)
 class DataStage(Stage):
-    """The samples of a run, partitioned among the clients in ``data``, and what else was decided about them.
+    """What the data stage has decided: the samples of a run, partitioned among the clients (``data``), and the settings
+    that depend on the data.
 
-    ``digests`` has a digest for each part of the data, by name. ``access`` says where samples are read from:
-    ``memory``, ``mapped`` or ``lazy``. ``run_name`` is the name of the run's folder. ``defaults`` has the values that
-    null stands for in the options of the partition, by dotted key.
+    ``digests`` has a sha256 for each part of the data, by name, such as ``test data``. ``access`` says where samples
+    are read from: ``memory``, ``mapped`` (files that are mapped into memory) or ``lazy`` (one by one, when they are
+    used). ``run_name`` is the name of the run's folder. ``defaults`` has the values that null stands for in the options
+    of the partition, by dotted key.
     """
 
     data: FederatedData
@@ -42,11 +44,12 @@ class DataStage(Stage):
 
 
 def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_all: MapAll) -> DataStage:
-    """Reads the data that ``config`` describes, partitions them among the clients, and places them as
-    ``data.access`` says.
+    """Reads the data that ``config`` describes, partitions them among the clients, and keeps them in memory or in
+    files, as ``data.access`` says.
 
-    ``custom`` may have data that the user passed from Python. ``map_all(arrays, folder)`` writes samples into files of
-    a folder and maps them into memory, if ``data.access`` asks for that
+    ``custom`` may have data that the user passed from Python, which are used instead. ``algorithm`` says whether a
+    public set is needed, that is, samples for the server that no client has. ``map_all(arrays, folder)`` writes samples
+    into files of a folder and maps them into memory, if ``data.access`` asks for that
     (:func:`fedray.data.storage.access.with_access`). Raises :class:`UserError` if the data can't be read, or can't be
     partitioned as the configuration asks.
     """
@@ -90,10 +93,8 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
 
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
-    """Returns the number of samples in the public set that ``config`` asks for.
-
-    ``auto`` stands for the source's default if the algorithm needs a public set, else for 0.
-    """
+    """Returns the number of samples in the public set (samples that are held out of the clients' data) that ``config``
+    asks for. ``auto`` stands for the source's default if the algorithm needs a public set, else for 0."""
     asked, name = config.data.public_samples, config.algorithm.name
     if config.data.public_to == "clients":
         if algorithm.needs_public:

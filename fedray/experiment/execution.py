@@ -23,12 +23,14 @@ from fedray.models.precision import check_precision, faster_precision
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionStage(Stage):
-    """How and where the clients of a run are trained: the values that the section ``engine`` takes.
+    """What the execution stage has decided: how and where the clients of a run are trained, that is, the values of
+    ``engine.*``.
 
     ``device`` is cpu or cuda. ``make`` makes the model with the chosen layout of convolutions. ``vectorize`` says
-    whether clients are trained in stacks, that is, several clients as rows of one tensor, and ``chunk`` is the largest
-    number of clients in a stack. ``compile`` and ``replay`` say whether gradients are compiled by torch's compiler, and
-    whether their operations are recorded once and then replayed.
+    whether clients are trained in stacks, that is, several clients as rows of one tensor. ``chunk`` is then the largest
+    number of clients in a stack, and otherwise the size of the groups of clients that are never divided between
+    workers, or None. ``compile`` and ``replay`` say whether gradients are compiled by torch's compiler, and whether
+    their operations are recorded once and then replayed.
     """
 
     device: str
@@ -42,9 +44,11 @@ class ExecutionStage(Stage):
 def execution_stage(
     config: Config, around: Surroundings, stage: DataStage, training: TrainingStage, model: ModelStage
 ) -> ExecutionStage:
-    """Decides how and where the clients of a run are trained: the device, stacks, and how gradients are computed.
+    """Decides how and where the clients of a run are trained: the device, stacks (several clients as rows of one
+    tensor), and how gradients are computed.
 
-    A run that is resumed keeps what it began with. ``around`` answers questions about the machines of the run. Raises
+    A run that is resumed keeps what it began with. ``around`` answers questions about the machines of the run.
+    ``stage``, ``training`` and ``model`` are what the stages for data, training and model have decided. Raises
     :class:`UserError` if the user asks for something that is not possible on these machines or with this model.
     """
     data, folder = stage.data, config.run.place / stage.run_name

@@ -35,10 +35,16 @@ ViT-B/16 (1.1e12) took 24 GB."""
 class Experiment:
     """Everything that a run does, without its data. The object is small, and every process gets a copy.
 
-    ``config`` is resolved: ``auto`` and null are replaced by values. ``notes`` are lines that the user should read
-    before the run starts. ``inputs`` has digests of everything else that the result depends on
-    (:mod:`fedray.experiment.inputs`). ``asked`` has the values that the user set, and ``defaults`` the values that null
-    stands for, both by dotted key. ``upload`` has the steps that are applied to uploads (``train.upload``).
+    ``config`` is resolved: ``auto`` and null are replaced by values. ``module`` makes the model, and ``facts`` has its
+    numbers of parameters and FLOPs. ``training`` has the settings of clients' local training, and ``weighting`` says
+    how clients are weighted: by ``samples`` or ``uniform``. ``device`` is cpu or cuda. ``vectorize`` says whether
+    clients are trained in stacks (as rows of one tensor), of at most ``chunk`` clients. ``compile`` and ``replay`` say
+    whether gradients are compiled, and whether their operations are recorded once and then replayed.
+
+    ``notes`` are lines that the user should read before the run starts. ``inputs`` has digests of everything else that
+    the result depends on (:mod:`fedray.experiment.inputs`). ``asked`` has the values that the user set, and
+    ``defaults`` the values that null stands for, both by dotted key. ``upload`` has the steps that are applied to
+    clients' uploads (``train.upload``), such as clipping.
     """
 
     config: Config
@@ -63,15 +69,16 @@ class Experiment:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether clients keep anything from one round in which they take part to the next: for the algorithm, for a
-        step of ``train.upload``, or their momentum."""
+        """Whether clients keep anything from one round in which they take part to the next: a state of the algorithm, a
+        state of a step of ``train.upload``, or their momentum."""
         keeps_momentum = self.training.momentum_reset == "never"
         return self.algorithm.stateful or keeps_momentum or any(getattr(step, "keeps", False) for step in self.upload)
 
     @property
     def lanes(self) -> int:
-        """How many clients a process trains side by side on a GPU, if memory allows (``engine.lanes``); 1 without
-        a GPU.
+        """How many clients a process trains side by side on a GPU, if memory allows (``engine.lanes``). It is 1 without
+        a GPU, if clients are trained in stacks (as rows of one tensor), and if gradients are not replayed
+        (``engine.replay``).
 
         The number changes no bit of the results.
         """
@@ -84,7 +91,8 @@ class Experiment:
         return next(count for most, count in LANES if work <= most)
 
     def with_run_settings(self, **values: Any) -> Experiment:
-        """Returns a copy of this experiment in which ``values`` replace keys of the section ``run``."""
+        """Returns a copy of this experiment in which ``values`` replace keys of the configuration's section ``run``, as
+        in ``with_run_settings(resume="auto")``."""
         run = self.config.run.model_copy(update=values)
         return replace(self, config=self.config.model_copy(update={"run": run}))
 
@@ -108,8 +116,8 @@ class Experiment:
 
     @property
     def server_device(self) -> str:
-        """The device on which the server computes: ``cpu``, or the clients' device if the server has a share of
-        a GPU."""
+        """The device on which the server computes: ``cpu``, or the clients' device if the server has a share of a GPU
+        (``engine.server_gpus``)."""
         return self.device if self.config.engine.server_gpus else "cpu"
 
     @property

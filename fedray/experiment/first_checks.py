@@ -1,4 +1,4 @@
-"""Finds mistakes in a run within a moment, before slow imports and before Ray is started.
+"""Finds mistakes in the configuration of a run within a moment, before slow imports and before Ray is started.
 
 Everything is checked again, and in more detail, where it is used.
 """

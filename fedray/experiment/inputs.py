@@ -31,10 +31,12 @@ def inputs_of(
     model: ModelStage,
     initial: nn.Module,
 ) -> dict[str, str]:
-    """Returns the digests of everything that the result of a run depends on besides its configuration.
+    """Returns the digests (sha256) of everything that the result of a run depends on besides its configuration. A run
+    is only resumed if none of them has changed.
 
-    The keys are the names that messages use, such as ``training data`` or ``code of the model``. A run is only resumed
-    if none of the digests has changed. ``initial`` is the model with its initial weights.
+    The keys of the dict are the names that messages use, such as ``training data`` or ``code of the model``. ``custom``
+    has the user's objects, and ``upload`` the steps that are applied to clients' uploads. ``data``, ``training`` and
+    ``model`` are what the stages of these names have decided. ``initial`` is the model with its initial weights.
     """
     code: dict[str, Any] = {"code of the algorithm": type(training.algorithm)}
     code |= {f"metric {name}": model.task.metrics[name].values for name in custom.metrics}

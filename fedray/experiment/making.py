@@ -38,9 +38,10 @@ def model_maker(
     """Returns the function that makes the model of a run, without calling it.
 
     The initial weights are drawn from ``seed`` (``run.seed``). ``section`` is the section ``model`` of the
-    configuration. ``custom`` is the class or module that the user passed instead of a name. ``example`` are the inputs
-    of some samples, ``[b, ...]``, ``classes`` is the number of classes, and ``head`` is the name of the head. Raises
-    :class:`UserError` for an unknown model, head or option.
+    configuration. ``custom`` is the class or module that the user passed from Python, or None if ``model.name`` names
+    the model. ``example`` are the inputs of some samples, ``[b, ...]``, ``classes`` is the number of classes, and
+    ``head`` is the name of the model's head (its last layers). Raises :class:`UserError` for an unknown model, head or
+    option.
     """
     options = list(section.model_extra or {})
     origin: Callable[..., nn.Module] | Portable
@@ -66,7 +67,9 @@ class ModelMaker:
 
     The weights depend only on ``seed``. If the function is called with a client's number, it draws other weights, which
     also depend on the client. ``origin`` is a class or function that makes a module, or a module that is copied.
-    ``channels_last`` sets the layout of 2-d convolutions; None leaves the layout as it was made.
+    ``section`` is the section ``model`` of the configuration, and ``example [b, ...]`` are the inputs of some samples.
+    ``head`` is the class of the head that replaces the model's last layer, or None. ``channels_last`` sets the layout
+    of 2-d convolutions; None leaves the layout as it was made.
     """
 
     name: str
@@ -107,9 +110,10 @@ class ModelMaker:
         return [*made_by, *([] if self.head is None else [self.head])]
 
     def notes(self) -> list[str]:
-        """Returns warnings for the user about ``model.weights``, the file from which initial weights are loaded.
+        """Returns warnings for the user about ``model.weights``, the file from which initial weights are loaded. The
+        list is empty if there is no such file.
 
-        They name tensors of the model that the file lacks, and tensors of the file that are not used.
+        The warnings name tensors of the model that the file lacks, and tensors of the file that are not used.
         """
         path, notes = self.section.weights, []
         if path is None:

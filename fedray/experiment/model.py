@@ -27,9 +27,10 @@ from fedray.models.inspection import ModelFacts, inspect_model, prepare
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStage(Stage):
-    """The model of a run: the function that makes it (``make``), a ``module`` that was made, and its task.
+    """What the model stage has decided: the model of a run, and its ``task``, which has the loss and the metrics.
 
-    ``name`` is the model's name, and ``facts`` has its numbers of parameters, its FLOPs and its behaviour.
+    ``make`` is the function that makes the model, ``module`` is a model that it has made, and ``name`` is the model's
+    name. ``facts`` has the model's numbers of parameters, its FLOPs and its behaviour.
     """
 
     name: str
@@ -42,7 +43,8 @@ class ModelStage(Stage):
 def model_stage(
     config: Config, custom: CustomObjects, head: str, data: FederatedData, training: TrainingStage
 ) -> ModelStage:
-    """Makes the model that ``config`` describes, inspects its behaviour, and determines its task.
+    """Makes the model that ``config`` describes, inspects its behaviour, and determines its task (the loss and the
+    metrics).
 
     ``custom`` may have a model, a loss and metrics of the user's. ``head`` is the value of ``model.head``: the name of
     the layers that replace the model's last one, such as "moon", or "none". ``training`` has the settings of local

@@ -15,10 +15,11 @@ from fedray.usercode.extensions import Entry, make
 
 
 def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
-    """Returns ``custom`` with the loss and the metrics that the configuration names (``task.loss``,
-    ``task.metrics``) added.
+    """Makes the loss and the metrics that the configuration names (``task.loss``, ``task.metrics``), and returns a copy
+    of ``custom`` to which they are added.
 
-    Where ``custom`` has a loss or a metric of that name from Python, that object is kept.
+    ``custom`` has the objects that the user passed from Python. A loss in it, and a metric of the same name, take
+    precedence over those of the configuration.
     """
     loss, metrics = custom.loss, dict(custom.metrics)
     if loss is None and config.task.loss is not None:
@@ -29,11 +30,11 @@ def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
 
 
 def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...]:
-    """Makes the steps that ``train.upload`` names, which are applied to clients' uploads, and returns them in
-    their order.
+    """Makes the steps that ``train.upload`` names, and returns them in their order. A step, such as clipping, is a
+    function that is applied to clients' uploads.
 
-    Raises :class:`UserError` if a step can't be made, or if it keeps something for each client and the algorithm has
-    several phases.
+    Raises :class:`UserError` if a step can't be made, or if it keeps something of each client from round to round and
+    the algorithm has several phases.
     """
     steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
     for step in steps:

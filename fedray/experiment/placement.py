@@ -31,8 +31,8 @@ def device_here(folder: Path) -> Device:
 
 
 def missing_compiler(device: Device = "cpu") -> str | None:
-    """Returns what this machine lacks to compile gradients for ``device``, such as ``no C++ compiler (g++)``,
-    or None."""
+    """Returns what this machine lacks to compile gradients for ``device``, such as ``no C++ compiler (g++)``, or None
+    if nothing is missing."""
     if device == "cuda":
         # Triton calls a C compiler, for the code that starts its kernels
         if importlib.util.find_spec("triton") is None:
@@ -68,8 +68,9 @@ class Surroundings:
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
     """Returns the device that ``engine.device: auto`` stands for on a Ray cluster with ``gpus`` GPUs.
 
-    If the cluster is only this machine, torch must be able to use its GPUs. For other machines this is assumed, because
-    only a process there could check it; a client actor that finds no usable GPU ends the run with an error.
+    ``is_this_machine`` says whether the cluster is only this machine; torch must then be able to use its GPUs. For
+    other machines this is assumed, because only a process there could check it; a client actor that finds no usable GPU
+    ends the run with an error.
     """
     return "cuda" if gpus and (torch.cuda.is_available() or not is_this_machine) else "cpu"
 
@@ -81,7 +82,7 @@ def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device,
     Returns the device; the values of ``engine`` keys that follow from it, by name; and lines for the user. ``folder``
     is the run's folder, and ``auto(folder)`` returns the device that ``engine.device: auto`` stands for. On a Ray
     cluster with GPUs, as many client actors share each GPU as fit, unless the user sets their number. Raises
-    :class:`UserError` if the local engine should use a GPU and there is none.
+    :class:`UserError` if clients should be trained on a GPU without Ray and this machine has none.
     """
     on_ray, device = engine.kind == "ray", engine.device
     has_share = on_ray and bool(engine.gpus_per_actor or engine.actors_per_gpu)

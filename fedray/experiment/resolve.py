@@ -38,8 +38,7 @@ def resolve(
     around: Surroundings | None = None,
     map_all: MapAll = map_arrays,
 ) -> tuple[Experiment, FederatedData]:
-    """Returns the experiment that a configuration describes, which is everything that a run does, and the data,
-    partitioned among the clients.
+    """Turns a configuration into an experiment, which is the complete description of a run, and reads its data.
 
     In the experiment, ``auto`` and null are replaced by values.
 
@@ -49,6 +48,9 @@ def resolve(
         around: The machines of the run. The default is this machine.
         map_all: A function that writes samples into files of a folder and maps them into memory, if ``data.access``
             asks for that (:func:`fedray.data.storage.access.with_access`).
+
+    Returns:
+        The experiment, and the data, partitioned among the clients.
 
     Raises:
         UserError: Something that the configuration names does not exist, or keys contradict each other.
@@ -70,8 +72,8 @@ def resolve(
 
 @neutral()
 def resolve_data(config: Config, map_all: MapAll = map_arrays) -> DataStage:
-    """Returns only the data that ``config`` describes, partitioned among the clients as in a run, for commands such
-    as ``fedray data info``.
+    """Reads only the data that ``config`` describes, and partitions them among the clients as in a run, for commands
+    such as ``fedray data info``.
 
     ``map_all(arrays, folder)`` writes samples into files of a folder and maps them into memory, if ``data.access`` asks
     for that (:func:`fedray.data.storage.access.with_access`).
@@ -81,8 +83,8 @@ def resolve_data(config: Config, map_all: MapAll = map_arrays) -> DataStage:
 
 
 def dump(config: Config) -> str:
-    """Returns a resolved configuration as the text of a YAML file, which becomes config.yaml in the run's folder. Where
-    the run works on this machine is no part of it."""
+    """Returns a resolved configuration as the text of a YAML file, which becomes config.yaml in the run's folder.
+    ``run.working_copy``, a folder of this machine, is left out."""
     return dump_yaml(config.model_dump(mode="json", exclude={"run": {"working_copy"}}))
 
 

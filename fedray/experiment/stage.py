@@ -13,10 +13,11 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a stage has decided. A configuration is resolved in stages: data, training, model and execution.
+    """The base class of the results of stages. A configuration is resolved in four stages (data, training, model,
+    execution), each of which decides the values of some keys.
 
-    ``settings`` has, by dotted key, the keys that the stage decides, with their values in the resolved configuration.
-    ``notes`` are lines for the user.
+    ``settings`` has these keys in dotted form, such as ``train.weighting``, with their values in the resolved
+    configuration. ``notes`` are lines for the user.
     """
 
     settings: Mapping[str, Any]
@@ -24,9 +25,11 @@ class Stage:
 
 
 def with_settings(section: S, settings: Mapping[str, Any]) -> S:
-    """Returns a copy of a section of the configuration in which some keys have the values in ``settings``.
+    """Returns a copy of ``section``, a configuration or a section of it, in which some keys have the values in
+    ``settings``.
 
-    Dotted keys in ``settings`` are keys of sections within ``section``: ``train.lr`` if it is the whole configuration.
+    A dotted key in ``settings`` stands for a key of an inner section: ``train.lr`` if ``section`` is the whole
+    configuration.
     """
     changed: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}

@@ -28,13 +28,13 @@ EXAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStage(Stage):
-    """The length of a run, who takes part in a round, and how a client trains.
+    """What the training stage has decided: the length of a run, who takes part in a round, and how a client trains.
 
     ``algorithm`` is the run's algorithm, with defaults in place of null hyper-parameters; ``defaults`` has the defaults
     by dotted key. ``local`` are the settings of the clients' local training. ``transform`` is the user's transform of
     mini-batches, or None. ``rounds`` and ``cohort_size`` are the numbers of rounds and of clients in a round, and
-    ``weighting`` says how the clients are weighted. ``batch_size`` is the number of samples in the largest mini-batch,
-    and ``total_steps`` the number of local steps of all clients in all rounds.
+    ``weighting`` says how the clients are weighted: by ``samples`` or ``uniform``. ``batch_size`` is the number of
+    samples in the largest mini-batch, and ``total_steps`` the number of local steps of all clients in all rounds.
     """
 
     algorithm: Algorithm
@@ -51,8 +51,9 @@ class TrainingStage(Stage):
 def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, data: FederatedData) -> TrainingStage:
     """Decides how long a run is, who takes part in a round, and how a client trains, as ``config`` describes it.
 
-    ``custom`` may have a transform that the user passed from Python. Raises :class:`UserError` if there are fewer
-    clients with samples than a cohort needs, a transform can't be used, or a schedule ends before the run.
+    ``custom`` may have a transform of mini-batches that the user passed from Python. Null hyper-parameters of
+    ``algorithm`` are replaced by defaults. Raises :class:`UserError` if there are fewer clients with samples than a
+    cohort (the clients of a round) needs, a transform can't be used, or a schedule ends before the run.
     """
     train, rounds = config.train, config.rounds
     cohort_size = _cohort_size(config, data)

@@ -41,17 +41,17 @@ class Loaded(NamedTuple):
 
 
 def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = "model.weights") -> Loaded:
-    """Loads the weights in a safetensors or pt file into ``module``. Returns the names of the tensors that were
-    not loaded.
+    """Loads the weights in a safetensors or pt file into ``module``. Returns the names of the tensors that were not
+    loaded.
 
-    If ``classes`` is None, the file must have exactly the model's tensors. Otherwise there are three exceptions, for
-    transfer learning. The model's head keeps its weights if the file has none for it. The last Linear layer keeps its
-    weights if it has ``classes`` outputs and the file has another number. The file may also have tensors of layers that
-    ``model.norm`` or ``model.head`` replaced, which are not used.
+    If ``classes`` is None, the file must have exactly the model's tensors. If it is the number of classes, there are
+    three exceptions, for transfer learning. The model's head keeps its weights if the file has none for it. The last
+    Linear layer keeps its weights if it has ``classes`` outputs and the file has another number. The file may also have
+    tensors of layers that ``model.norm`` or ``model.head`` replaced, which are not used.
 
     Raises :class:`UserError` if the file can't be read, or a tensor is missing, unknown, or has another shape
-    (:class:`OtherShape`), another type or numbers that are not finite. In messages ``key`` is the key that names
-    the file.
+    (:class:`OtherShape`), another type or numbers that are not finite. In messages ``key`` is the key that names the
+    file.
     """
     try:
         tensors = _tensors_in(path)

@@ -1,1 +1,1 @@
-"""Runs the user's module at models that are flat rows, and computes gradients."""
+"""Runs the user's module with models that are rows of numbers in one tensor, and computes their gradients."""

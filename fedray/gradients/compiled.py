@@ -1,8 +1,8 @@
 """Compiles gradients of whole mini-batches with torch's compiler.
 
-Only the gradient is compiled: a pure function of a client's model and mini-batch, for one shape of mini-batches.
-Mini-batches of other shapes, such as the last of an epoch, are computed without the compiler. So the bits of a gradient
-depend only on the shape, and not on what a process has computed before.
+The compiled function is pure: it takes a client's model and mini-batch and returns the gradient. It is compiled only
+for some shapes of mini-batches. Others, such as the last mini-batch of an epoch, are computed without the compiler. So
+the bits of a gradient depend only on the shape, and not on what a process has computed before.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 def trace(function: Function, inputs: Any) -> torch.fx.GraphModule:
     """Returns the torch operations of ``function(*inputs)`` as a graph, which can be called with other inputs of the
-    same shapes, and compiled. An operation that can't be traced, such as a branch that depends on values, raises its
-    own exception."""
+    same shapes, and can be compiled. ``inputs`` are tensors, or tuples and dicts of tensors. If an operation can't be
+    traced, such as a branch that depends on a tensor's values, torch raises an exception."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # parameters that are not trained are constants of the graph
@@ -38,12 +38,15 @@ def trace(function: Function, inputs: Any) -> torch.fx.GraphModule:
 
 
 class Compiled:
-    """A function that torch's compiler makes faster: ``compiled(shape, *inputs)`` returns ``function(*inputs)`` for a
-    mini-batch of ``shape``.
+    """A pure function, such as a gradient, that torch's compiler makes faster: ``compiled(shape, *inputs)`` returns the
+    tensors ``function(*inputs)`` for a mini-batch of ``shape``, and ``shape in compiled`` says whether that is
+    possible. For each shape the function is compiled separately, when it is first called.
 
-    ``function`` must be pure, and take tensors, or tuples and dicts of tensors. ``shapes`` are the possible shapes of
-    mini-batches; ``shape in compiled`` says whether a shape is among them. The function is compiled separately for
-    each, when a mini-batch of that shape first occurs, within the context ``around()``.
+    Args:
+        function: Takes tensors, or tuples and dicts of tensors, and returns a tuple of tensors.
+        shapes: The shapes of mini-batches for which the function is compiled, as hashable values, such as the number of
+            samples.
+        around: Returns a context within which the function is compiled.
     """
 
     def __init__(self, function: Function, shapes: Collection[Any], around: Around = contextlib.nullcontext) -> None:
@@ -54,8 +57,9 @@ class Compiled:
         return shape in self._shapes
 
     def __call__(self, shape: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns ``function(*inputs)``, compiled for mini-batches of ``shape``, which must be one of the shapes of
-        this object. The first call with a shape compiles the function, which takes some seconds."""
+        """Returns ``function(*inputs)``, computed by compiled code for mini-batches of ``shape``, which must be one of
+        the shapes with which this object was made. The first call with a shape compiles the function, which takes some
+        seconds."""
         # a compiled function is valid only for the strides with which it was compiled
         tensors = map_leaves(lambda tensor: tensor.contiguous(), inputs)
         with torch.no_grad():

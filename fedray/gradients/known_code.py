@@ -19,13 +19,14 @@ called."""
 
 
 def unknown_code(module: nn.Module, task: Task) -> str | None:
-    """Looks for code in the gradient of ``module`` that might keep state from one call to the next, so that recorded
-    operations could not be replayed: hooks, and code that is not from the :data:`KNOWN` packages. Returns a clause for
-    messages that names such code, such as ``the loss is user-defined``, or None if there is none.
+    """Looks for code in the gradient of ``module`` that might keep state from one call to the next: hooks, and code
+    that is not from the :data:`KNOWN` packages. If there is such code, replaying the recorded operations of the
+    gradient might give wrong results. Returns a clause for messages that names the code, such as
+    ``the loss is user-defined``, or None if there is none.
 
     The forward pass of a user-defined class may count its calls, draw random numbers from Python's generator, or keep
     statistics in attributes, which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known
-    code.
+    code. ``task`` has the loss, and the metric that is computed with the gradient.
     """
     if unknown := unknown_layer(module):
         return unknown
@@ -56,14 +57,14 @@ def unknown_layer(module: nn.Module) -> str | None:
 
 def may_write(module: nn.Module) -> bool:
     """Returns whether a forward pass of ``module`` may write into the module's parameters, as embeddings with
-    ``max_norm`` do. The answer is also True for all modules with hooks or user-defined code, which may do anything."""
+    ``max_norm`` do. For a module with hooks or user-defined code, which may do anything, the answer is True."""
     limited = (getattr(layer, "max_norm", None) is not None for layer in module.modules())
     return any(limited) or unknown_layer(module) is not None
 
 
 def global_hooks() -> bool:
     """Returns whether this process has any hooks that torch calls for every module (``register_module_forward_hook``
-    and the like). Other processes, such as Ray's client actors, do not get these hooks."""
+    and the like). Other processes, such as Ray actors that train clients, do not have them."""
     of_all = nn.modules.module
     return any(
         (

@@ -27,8 +27,8 @@ as fast as the ordinary way."""
 
 
 class Lanes:
-    """Streams of the GPU ``device``, called lanes, in which several clients are computed side by side. There are
-    ``count`` of them. The computation of all clients is captured as one CUDA graph."""
+    """Computes several clients side by side on a GPU, in ``count`` CUDA streams of ``device``, which are called lanes.
+    The computation of all clients is captured as one CUDA graph."""
 
     def __init__(self, device: torch.device, count: int) -> None:
         new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
@@ -38,11 +38,16 @@ class Lanes:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Function, rows: Sequence[Sequence[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
-        """Captures the computation of ``function`` for several ``rows`` of inputs, one row for each client, as one CUDA
-        graph. All rows must have the same shapes. Returns a function that launches the graph for as many other rows of
-        inputs, and returns for each output of ``function`` the clients' results as one tensor ``[C, ...]``.
+        """Captures ``function`` for C clients as one CUDA graph, in which the clients are computed side by side.
+        Returns a function that launches the graph: it takes other ``rows`` of the same shapes, and returns a tensor
+        ``[C, ...]`` with the clients' results for each output of ``function``.
 
-        Raises RuntimeError if an operation can't be captured, such as one that waits for the GPU.
+        Args:
+            function: The computation for one client; it takes tensors and returns a tuple of tensors.
+            rows: The inputs of ``function`` for each client. All clients' inputs must have the same shapes.
+
+        Raises:
+            RuntimeError: An operation can't be captured, such as one that waits for the GPU.
         """
         held = [[_place_for(tensor) for tensor in row] for row in rows]
         lanes = self._lanes[: len(rows)]
@@ -85,9 +90,14 @@ class Lanes:
 
 
 class SideBySide(Recorded):
-    """A pure ``function``, such as a gradient, that is computed for several clients at once on a GPU, with CUDA graphs
-    that ``lanes`` captures. ``changing`` are tensors, such as a module's parameters, that the function may use only if
-    they are among its inputs. ``say`` is called with a line for the user if no graph can be captured."""
+    """A pure function, such as a gradient, that is computed for several clients at once on a GPU, by CUDA graphs.
+
+    Args:
+        function: Takes tensors, or tuples and dicts of tensors, and returns a tuple of tensors.
+        changing: Tensors, such as a module's parameters, that the function may use only if they are among its inputs.
+        lanes: The CUDA streams in which the clients are computed.
+        say: Called with a line for the user if no graph can be captured.
+    """
 
     @property
     def first(self) -> int:
@@ -114,12 +124,14 @@ class SideBySide(Recorded):
     def together(
         self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager], same_shape: bool = False
     ) -> tuple[Tensor, ...]:
-        """Computes the function for C clients: returns for each of its outputs the clients' results as one tensor ``[C,
-        ...]``.
+        """Computes the function for C clients. Returns the clients' results as one tensor ``[C, ...]`` for each output
+        of the function.
 
-        ``rows`` has the inputs of each client, and ``eager`` a function for each client that computes the same result
-        in the ordinary way, for use when there is no graph yet. Clients whose inputs have the same shapes are computed
-        by one graph; ``same_shape`` says that this is the case for all of them.
+        Args:
+            rows: The inputs of each client. Clients whose inputs have the same shapes are computed by one graph.
+            eager: For each client a function without arguments that computes its result without a graph, as a tuple of
+                tensors. It is used as long as there is no graph.
+            same_shape: Says that all clients' inputs have the same shapes. If False, clients are grouped.
         """
         if same_shape:
             return self._of_shape(shape_of(rows[0]), rows, eager)
@@ -156,7 +168,7 @@ class SideBySide(Recorded):
     def _is_right(self, key: Any, inputs: Sequence[Any], launched: Sequence[Tensor]) -> bool:
         """Returns whether ``launched``, the results of a CUDA graph for one client, are what the function returns for
         the same ``inputs``. If the function returns something else each time, because a GPU has no deterministic
-        kernel, nothing can be compared, and the answer is True."""
+        kernel, they can't be compared, and the answer is True. ``key`` stands for the shapes of the inputs."""
         expected = self.function(*inputs)
         if same(expected, launched):
             return True
@@ -177,7 +189,7 @@ def _copy(held: Sequence[Sequence[Tensor]], rows: Sequence[Sequence[Tensor]]) ->
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` without the repetitions that ``expand`` has added, as a view, so that each number is copied
+    """Returns a view of ``tensor`` without the repetitions that ``expand`` has added, so that each number is copied
     only once."""
     if 0 not in tensor.stride():
         return tensor

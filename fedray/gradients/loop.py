@@ -23,9 +23,9 @@ from fedray.gradients.passes import Gradient, RuleLoss, followed_of, in_rows, lo
 
 
 class LoopNetwork(Network):
-    """The kind of :class:`Network` that computes the forward passes and gradients of C clients one after another, each
-    through the user's module itself. It works for all modules. On a GPU, gradients that are replayed are computed for
-    several clients side by side."""
+    """Runs the user's module for one client after another: the kind of :class:`Network` that computes the forward
+    passes and gradients of C clients through the module itself. It works for all modules. On a GPU, the recorded
+    operations of several clients' gradients may be replayed side by side."""
 
     @cached_property
     def _direct(self) -> DirectLinear | None:
@@ -70,8 +70,8 @@ class LoopNetwork(Network):
         return Gradient(values, losses, followed_of(sums))
 
     def _inputs(self, at: Model, batch: Batch, rows: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Returns the inputs of :meth:`pure_gradient` for the clients in ``rows``, the numbers of some rows of the
-        stack: a list with a tuple for each of these clients."""
+        """Returns the inputs of :meth:`pure_gradient` for some clients, as a list with a tuple for each of them.
+        ``rows`` are the numbers of their rows in the stack (the clients that are trained together)."""
         if batch.counts is not None:
             return [self.inputs_of(at, batch, row) for row in rows]
         # selecting them row by row would take as long as the launch of all their gradients
@@ -89,9 +89,9 @@ class LoopNetwork(Network):
         rng: Draws,
         scale: LossScale | None,
     ) -> tuple[Tensor, ...]:
-        """Computes the gradient of one client, the one in ``row``, through the module itself, with the algorithm's loss
-        if there is one. Returns the gradient ``[width]``, the task loss, the buffers, and the sums of the followed
-        metric, if any. The buffers of ``at`` are updated in place."""
+        """Computes the gradient of one client, the one in ``row`` of its stack, by running the module itself, with the
+        algorithm's loss ``rule_loss`` if there is one. Returns the gradient ``[width]``, the task loss, the buffers,
+        and the sums of the training metric, if any. The buffers of ``at`` are updated in place."""
         value = self._empty_gradient()
         self.training_mode(x, len(y))
         self.load(at, owned=True)
@@ -112,8 +112,8 @@ class LoopNetwork(Network):
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Computes the gradient of one client's mini-batch without changing anything, so that it can be compiled.
-        Returns a tuple: the gradient ``[width]``, the task loss, the new buffers ``[buffer_width]``, and the one or two
-        sums of the metric that the task follows, if there is one.
+        Returns a tuple: the gradient ``[width]``, the mean task loss, the new buffers ``[buffer_width]``, and the
+        numerator and, if it has one, the denominator of the training metric, such as the accuracy.
 
         The ``inputs`` are the parameters ``[width]``, the buffers ``[buffer_width]``, and x and y of the mini-batch.
         """
@@ -128,10 +128,10 @@ class LoopNetwork(Network):
         return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Computes what :meth:`pure_gradient` computes, from the same ``inputs``, with operations that are faster when
+        """Computes what :meth:`pure_gradient` computes, from the same ``inputs``, by operations that are faster when
         they are recorded and replayed: large linear layers write their weights' gradients directly into the result.
-        Returns the gradient ``[width]``, the task loss, the new buffers ``[buffer_width]``, and the sums of the
-        followed metric, if any."""
+        Returns the gradient ``[width]``, the mean task loss, the new buffers ``[buffer_width]``, and the sums of the
+        training metric, if any."""
         w, buffers, x, y = inputs
         self.training_mode(x, len(y))
         copies = self._copies(buffers)

@@ -16,23 +16,25 @@ FIRST = 2.0**16
 
 
 class LossScale:
-    """The loss scaling of training in fp16: factors ``[C]`` by which the losses of C clients are multiplied before
-    their backward passes. The gradients are divided by these factors afterwards.
+    """The loss scaling of training in fp16: without it, small gradients would become 0 in half precision (Micikevicius
+    et al., ICLR 2018). The losses of C clients are multiplied by ``factors [C]`` before the backward passes, and the
+    gradients are divided by them afterwards.
 
-    Without scaling, small gradients would become 0 in half precision (Micikevicius et al., ICLR 2018). Whenever a
-    gradient overflows, the factor is halved and the backward pass is repeated, so no local step is skipped. Factors are
-    powers of 2, which cause no rounding. They are reset at the start of each local training, so no result depends on
-    which clients a process trained before.
+    Whenever a gradient overflows, the client's factor is halved and the backward pass is repeated, so no local step is
+    skipped. Factors are powers of 2, which cause no rounding. Each local training begins with new factors, so no result
+    depends on which clients a process trained before.
     """
 
     def __init__(self, clients: int, device: torch.device | str = "cpu") -> None:
         self.factors = torch.full((clients,), FIRST, device=device)
 
     def lowered(self, gradients: Tensor, clients: slice = slice(None)) -> bool:
-        """Checks ``gradients [rows, width]`` for overflow: halves the factor of each client whose row is not finite,
-        except a factor of 1, with which the loss or the forward pass itself overflows. Returns whether any factor was
-        halved; the backward pass must then be repeated. ``clients`` is the slice of the C clients to which the rows
-        belong."""
+        """Checks gradients for overflow, and halves the factor of each client whose gradient is not finite. Returns
+        whether any factor was halved; the caller must then repeat the backward pass. A factor of 1 is not halved: there
+        the loss or the forward pass itself overflows.
+
+        ``gradients [rows, width]`` are the gradients of the clients in the slice ``clients`` of all C clients.
+        """
         factors = self.factors[clients]
         lower = ~gradients.isfinite().all(dim=1) & (factors > 1)
         self.factors[clients] = torch.where(lower, factors / 2, factors)
@@ -48,13 +50,17 @@ def write_gradient(
     client: int,
     direct: DirectLinear | None = None,
 ) -> None:
-    """Computes the gradient of one client's loss ``objective`` with respect to the parameters ``tensors``, and writes
-    it into ``out [width]``, in the order of ``layout``.
+    """Computes the gradient of one client's loss with respect to the parameters, and writes it into one vector.
 
-    With a ``scale``, the loss is multiplied by the client's factor before the backward pass, and the gradient in
-    ``out`` is divided by it again; this is repeated with a smaller factor while the gradient overflows. ``client`` is
-    the client's row in its stack. With ``direct``, and without a ``scale``, large linear layers write their gradients
-    into ``out`` themselves.
+    Args:
+        objective: The client's loss, a number with a graph of autograd.
+        tensors: The parameters, in the order of ``layout``.
+        layout: The place of each parameter in the vector.
+        out: The vector ``[width]``, with one number for each entry of the parameters, and padding.
+        scale: If not None, the loss is multiplied by the client's factor before the backward pass, and ``out`` divided
+            by it again. This is repeated with a smaller factor while the gradient overflows.
+        client: The client's row in its stack (the clients that are trained together).
+        direct: If not None, and without a ``scale``, large linear layers write their gradients into ``out`` themselves.
     """
     if scale is None:
         with contextlib.nullcontext() if direct is None else direct.writing(out):

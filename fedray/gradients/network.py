@@ -1,8 +1,8 @@
-"""Runs the user's module at models that are flat rows: forward passes and gradients for a stack of clients.
+"""Runs the user's module with models that are rows of numbers: forward passes and gradients for a stack of clients.
 
 A stack is C clients that are trained together. Their models are the rows of a tensor ``[C, row_width]``. There are two
-kinds of networks, :class:`~fedray.gradients.loop.LoopNetwork` and
-:class:`~fedray.gradients.stack.StackNetwork`. They give the same numbers up to rounding.
+kinds of networks, :class:`~fedray.gradients.loop.LoopNetwork` and :class:`~fedray.gradients.stack.StackNetwork`. They
+give the same numbers up to rounding.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ the random numbers of the client in that row of the stack."""
 
 
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a context that does nothing, whatever ``row`` is: the :data:`Draws` of a module that draws no random
-    numbers."""
+    """Returns a context that does nothing, whatever the client's ``row`` is. It stands for the random numbers of
+    dropout (:data:`Draws`) where the module draws none."""
     return contextlib.nullcontext()
 
 
@@ -53,15 +53,14 @@ CLASSIFICATION = Task()
 
 
 class Network:
-    """The user's module, prepared to compute forward passes and gradients at the models of many clients. Models are
-    flat rows of numbers, and the module's parameters are views into one such row, so that loading a model takes one
-    copy, or none.
+    """The user's module, prepared to compute forward passes and gradients with the models of many clients. A model is a
+    row of numbers. The module's parameters are views into such a row, so that loading a model takes one copy, or none.
 
     ``changing`` are the names of the buffers that forward passes change; None means that all may be changed. ``draws``
-    says whether the module draws random numbers, as dropout does; a forward pass then runs within the context
-    ``rng(seed, purpose, ...)``. ``writes`` says whether a forward pass may write into parameters, as
+    says whether the module draws random numbers, as dropout does; ``rng(seed, purpose, ...)``, an attribute, makes a
+    context that fixes them. ``writes`` says whether a forward pass may write into parameters, as
     ``nn.Embedding(max_norm=...)`` does. In training, these changes belong to the client's model; in evaluation they
-    last for that pass.
+    last for that pass. ``precision`` is ``train.precision``, and ``dtype`` the type of the parameters.
     """
 
     def __init__(
@@ -105,8 +104,8 @@ class Network:
 
     def replay(self, lanes: int = 1, say: Callable[[str], None] = lambda line: None) -> None:
         """Makes gradients faster from now on: their torch operations are recorded once for each shape of mini-batches,
-        and then replayed. On a GPU, the gradients of ``lanes`` clients are computed side by side; ``say`` is called
-        with a line for the user if that is impossible."""
+        and then replayed. On a GPU, the gradients of up to ``lanes`` clients are computed side by side; ``say`` is
+        called with a line for the user if that is impossible."""
         changing = [*self._trainable, *self._buffers.values()]
         if self.device.type == "cuda":
             self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes), say)
@@ -160,8 +159,8 @@ class Network:
         return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
 
     def _watch(self) -> None:
-        """Makes the linear layers note their inputs in every forward pass from now on, because the features of a model
-        are the inputs of the last one. This costs a few percent of a small model's step."""
+        """Makes all linear layers note their inputs in every forward pass from now on: the inputs of the layer that is
+        called last are the model's features. This costs a few percent of a small model's step."""
         self._watched = True
         predictor = set(self._head.predictor.modules()) if self._head else set()
         for layer in self.module.modules():
@@ -177,10 +176,10 @@ class Network:
     def outputs(
         self, x: Any, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
     ) -> Outputs:
-        """Runs the forward pass of the inputs ``x [b, ...]``, and returns its :class:`Outputs`. It uses the loaded
-        model, or the parameters and buffers ``tensors`` by name; then ``tensors`` holds the new buffers afterwards.
-        ``features`` and ``predict`` ask for the features, and for the prediction of the head, in addition to the
-        logits."""
+        """Runs the forward pass of one client's inputs ``x [b, ...]``, and returns its :class:`Outputs`. It uses the
+        loaded model or, if ``tensors`` is not None, these parameters and buffers by name; the dict then holds the new
+        buffers afterwards. ``features`` and ``predict`` say whether the features (inputs of the last linear layer) and
+        the prediction of the model's head are needed besides the logits."""
         if features and not self._watched:
             self._watch()
         self._predicting = predict
@@ -212,8 +211,7 @@ class Network:
 
     def load(self, model: Model, owned: bool = False) -> None:
         """Loads the parameters and buffers of a single ``model`` into the module, for the forward passes that follow.
-        If the model is ``owned``, forward passes that write into parameters may change ``model`` itself; otherwise
-        not."""
+        Passes that write into parameters may change ``model`` itself only if it is ``owned``."""
         if self._is_copied:
             if self.writes and self._are_elsewhere():
                 self._bind(self._bound)
@@ -278,8 +276,8 @@ class Network:
     @torch.no_grad()
     def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
         """Runs the forward passes of the inputs ``x [C, b, ...]`` at the C models ``at``, in evaluation mode and
-        without gradients. Returns their :class:`Outputs`, with logits ``[C, b, ...]`` and features ``[C, b, d]``.
-        ``rng`` fixes the random numbers of modules that draw some."""
+        without gradients. Returns :class:`Outputs` with logits ``[C, b, ...]`` and the inputs of the last linear layer,
+        ``[C, b, d]``. ``rng(row)`` is a context that fixes the random numbers (dropout) of the client in ``row``."""
         self.mode(training=False)
         results = []
         for row in range(len(at.row)):
@@ -322,10 +320,10 @@ class Network:
     def training_pass(
         self, at: Model, batch: Batch, rng: Draws = undrawn, scale: LossScale | None = None
     ) -> TrainingPass:
-        """Runs the forward passes of the mini-batches ``batch`` at the C models ``at``, in training mode, and returns a
-        :class:`TrainingPass`, which has their outputs and later computes the gradient. The buffers of ``at`` are
-        updated in place, as the passes update them. ``rng`` fixes the random numbers of modules that draw some
-        (dropout). ``scale`` scales losses up in fp16; the gradient is not scaled."""
+        """Runs the forward passes of C clients' mini-batches ``batch`` at their models ``at``, in training mode.
+        Returns a :class:`TrainingPass`, which has their outputs and later computes the gradient. The buffers of ``at``
+        are updated in place, as the passes update them. ``rng(row)`` is a context that fixes the random numbers
+        (dropout) of the client in ``row``. ``scale`` scales losses up in fp16; the gradient is not scaled."""
         found = TrainingPass(self.layout, scale)
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
@@ -361,39 +359,38 @@ class Network:
         rng: Draws = undrawn,
         scale: LossScale | None = None,
     ) -> Gradient:
-        """Returns the gradients ``[C, width]`` of the mean loss over each client's mini-batch at the C models ``at``,
-        in training mode, together with the clients' task losses and the metric that the task follows
-        (:class:`Gradient`).
+        """Returns the gradient ``[C, width]`` of each client's mean loss over its mini-batch, at the C models ``at``,
+        in training mode, with the clients' task losses and a training metric such as the accuracy (:class:`Gradient`).
 
         The buffers of ``at`` are updated in place, as the module's forward pass updates them. ``rule_loss`` is a loss
-        of the algorithm that replaces the task loss; it gets one row of each of ``extras [C, ...]``. ``rng`` fixes the
-        random numbers of modules that draw some (dropout). ``scale`` scales losses up in fp16; the returned gradients
-        are not scaled.
+        of the algorithm that replaces the task loss; it also gets one client's row of each of ``extras [C, ...]``.
+        ``rng(row)`` is a context that fixes the random numbers (dropout) of the client in ``row``. ``scale`` scales
+        losses up in fp16; the returned gradients are not scaled.
         """
         raise NotImplementedError
 
     def _task_gradient(
         self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``, in the fastest way that is turned on:
-        compiled, replayed, or in the ordinary way, which is ``eager()``."""
+        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``, in the fastest way that is turned on: by
+        compiled code, by replaying recorded operations, or else by calling ``eager()``, which runs the module."""
         if self.compiled is not None and shape in self.compiled:
             return self.compiled(shape, *inputs)
         return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns the gradient of the task loss, the task loss, and the sums from which the training metric is made
-        (such as the numbers of right and of all samples). The subclasses give their shapes. The method changes nothing,
+        (such as the numbers of right and of all samples). The subclasses give the shapes. The method changes nothing,
         so that it can be compiled. The ``inputs`` are those that :meth:`inputs_of` returns."""
         raise NotImplementedError
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the tuple that :meth:`pure_gradient` returns for the same ``inputs``, computed by the torch
-        operations that are to be recorded and replayed."""
+        """Returns what :meth:`pure_gradient` returns for the same ``inputs``, computed by the torch operations that are
+        to be recorded once and then replayed."""
         return self.pure_gradient(*inputs)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
-        """Returns the inputs of :meth:`pure_gradient` for the mini-batches ``batch`` at the models ``at``, as a tuple,
-        and puts the module into training mode. If clients are computed one by one, these are the inputs for the client
+        """Returns the arguments of :meth:`pure_gradient` for the mini-batches ``batch`` at the models ``at``, as a
+        tuple, and puts the module into training mode. If clients are computed one by one, they are those of the client
         in ``row``."""
         raise NotImplementedError

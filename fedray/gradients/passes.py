@@ -1,4 +1,4 @@
-"""What the forward passes of a stack return: outputs, losses, and later the gradient; and the heads that predict."""
+"""What the forward passes of clients return: outputs, losses, and later the gradient; and the heads that predict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedray.gradients.loss_scale import LossScale, write_gradient
 class Outputs(NamedTuple):
     """What a forward pass returns, for the b samples of one client.
 
-    An algorithm that uses features or predictions declares ``needs_head``. They are None for a model that has none.
+    ``features`` and ``prediction`` are None if the model has none. An algorithm that uses them declares ``needs_head``.
 
     Attributes:
         logits: What the module returned, ``[b, classes]`` for a classification.
@@ -37,21 +37,23 @@ class Outputs(NamedTuple):
 
 
 class Predicting(nn.Module):
-    """The base class of heads with a ``predictor``, a second network that takes the same inputs as the head's
-    ``classifier``. The predictor is run only if a loss may use its output."""
+    """The base class of heads (last layers of a model) with a ``predictor``, a second network that takes the same
+    inputs as the head's ``classifier``. The predictor is run only if a loss may use its output."""
 
     predictor: nn.Module
     classifier: nn.Linear
 
 
 def predicting_head(module: nn.Module) -> Predicting | None:
-    """Returns the layer of ``module`` that is a head with a predictor, or None if there is none."""
+    """Returns the layer of ``module`` that is a head with a predictor (a network beside the classifier), or None if
+    there is none."""
     return next((layer for layer in module.modules() if isinstance(layer, Predicting)), None)
 
 
 class UnfitTarget(ValueError):
-    """Raised if the loss can't be computed for a target: the one at ``place`` in the mini-batch of the client in
-    ``row`` of a stack."""
+    """Raised if the loss can't be computed for the target of a sample. The sample is at ``place`` (from 0) in the
+    mini-batch of the client in ``row`` of a stack (the clients that are trained together). ``reason`` is the error
+    message."""
 
     def __init__(self, row: int, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -68,16 +70,17 @@ denominator of None stands for the number of samples."""
 
 
 def followed_of(sums: Sequence[Tensor]) -> Followed | None:
-    """Returns the sums of the metric that the task follows, such as the accuracy, as a pair (numerator, denominator).
-    ``sums`` has both, or only the numerator; the denominator is then None. Returns None if ``sums`` is empty, because
-    no metric is followed."""
+    """Returns the numerator and denominator of the training metric (the one that is also computed on training
+    mini-batches, such as the accuracy) as a pair. ``sums`` has both, or only the numerator; the denominator is then
+    None, which stands for the number of samples. Returns None if ``sums`` is empty, because there is no such metric."""
     return (sums[0], sums[1] if len(sums) > 1 else None) if sums else None
 
 
 class Gradient(NamedTuple):
-    """The gradients of C clients' mini-batches: ``value [C, width]``, and ``task_loss [C]``, the mean task loss of each
-    mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that the task follows, such as the
-    accuracy; it is None if no metric is followed."""
+    """The gradients of C clients' mini-batches: ``value [C, width]``, a row for each client with the gradient of all
+    its parameters, and ``task_loss [C]``, the mean loss of each mini-batch without terms of an algorithm. ``followed``
+    is the training metric, such as the accuracy, as a pair of numerator and denominator ``[C]`` (None stands for the
+    number of samples); it is None if there is no such metric."""
 
     value: Tensor
     task_loss: Tensor
@@ -88,9 +91,10 @@ class TrainingPass:
     """The forward passes of C clients in training mode, whose gradient is computed later, when the loss is known.
     Algorithms get it from ``client.objective.training_pass(...)``.
 
-    ``features [C, b, d]`` are the inputs of the last Linear layer, without autograd's graph. ``task_loss [C]`` has the
-    mean task loss of each client's mini-batch. ``followed`` has numerator and denominator ``[C]`` of the metric that
-    the task follows, such as the accuracy; it is None if no metric is followed.
+    ``features [C, b, d]`` are the inputs of the last Linear layer, without autograd's graph. ``task_loss [C]`` is the
+    mean loss of each client's mini-batch, without terms of the algorithm. ``followed`` is the training metric, such as
+    the accuracy, as a pair of numerator and denominator ``[C]`` (None stands for the number of samples); it is None if
+    there is no such metric.
     """
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
@@ -99,8 +103,9 @@ class TrainingPass:
         self._passes: list[_Pass] = []
 
     def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: Losses) -> None:
-        """Adds the forward pass of the next client, in the order of the rows of its stack: the parameters ``tensors``
-        by name, the ``outputs``, and the losses ``found``."""
+        """Adds the forward pass of the next client, in the order of the rows of the stack (the clients that are trained
+        together). ``tensors`` are the client's parameters by name, for which the gradient is computed later,
+        ``outputs`` is what its forward pass returned, and ``found`` has the losses of its mini-batch."""
         self._passes.append(_Pass(tensors, outputs, found))
 
     @property
@@ -116,11 +121,12 @@ class TrainingPass:
         return torch.stack([each.outputs.features.detach() for each in self._passes])
 
     def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over each client's mini-batch. It can be called
-        only once.
+        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over each client's mini-batch. This method can be
+        called only once.
 
         Args:
-            loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, the loss of each sample of one client.
+            loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, the loss of each sample of one client. ``outputs``
+                are the :class:`Outputs` of the client's forward pass.
             extras: Tensors ``[C, ...]``. ``loss`` gets the client's row of each.
         """
         value = self._passes[0].losses.each.new_zeros(len(self._passes), self._layout.width)
@@ -133,10 +139,10 @@ class TrainingPass:
 
 
 class Losses(NamedTuple):
-    """The losses of one client's mini-batch: ``each [b]`` has the task loss of each sample, and ``weights [b]`` by how
-    much each counts in the mean (None if all count the same). ``followed`` has numerator and denominator of the metric
-    that the task follows, such as the accuracy, each summed over the mini-batch; it is None if no metric is
-    followed."""
+    """The losses of one client's mini-batch: ``each [b]`` has the loss of each sample, without terms of an algorithm,
+    and ``weights [b]`` by how much each counts in the mean (None if all count the same). ``followed`` is the training
+    metric, such as the accuracy, as a pair of numerator and denominator, each summed over the mini-batch (a denominator
+    of None stands for the number of samples); it is None if there is no such metric."""
 
     each: Tensor
     weights: Tensor | None
@@ -144,9 +150,9 @@ class Losses(NamedTuple):
 
     @property
     def sums(self) -> list[Tensor]:
-        """Numerator and denominator of the metric that the task follows, such as the accuracy, as a list of sums over
-        the mini-batch; only the numerator if the denominator is the number of samples. The list is empty if no metric
-        is followed."""
+        """The training metric, such as the accuracy, as a list of its numerator and denominator, summed over the
+        mini-batch. The list has only the numerator if the denominator is the number of samples, and is empty if there
+        is no such metric."""
         return [each for each in self.followed or () if each is not None]
 
     def mean(self, each: Tensor | None = None) -> Tensor:
@@ -154,11 +160,17 @@ class Losses(NamedTuple):
 
 
 def losses_of(task: Task, outputs: Outputs, y: Tensor, row: int) -> Losses:
-    """Returns the :class:`Losses` of the mini-batch with targets ``y [b, ...]`` of the client in ``row`` of its stack,
-    from the ``outputs`` of the client's forward pass.
+    """Returns the :class:`Losses` of one client's mini-batch.
 
-    Raises :class:`UnfitTarget` if the loss fails for some samples only. If it fails for all samples, the mistake is in
-    the loss, whose own exception is raised.
+    Args:
+        task: The task, which defines the loss.
+        outputs: The outputs of the client's forward pass.
+        y: The targets ``[b, ...]``.
+        row: The client's row in its stack (the clients that are trained together), for errors.
+
+    Raises:
+        UnfitTarget: The loss fails for some samples only. If it fails for all, the mistake is in the loss, whose own
+            exception is raised.
     """
     followed = None
     if task.followed is not None:
@@ -193,6 +205,6 @@ class _Pass(NamedTuple):
 
 
 def in_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Joins tensors of the same shape ``[...]``, one for each of C clients, to one tensor ``[C, ...]``. A single tensor
-    is not copied, but returned as a view ``[1, ...]``."""
+    """Joins tensors of C clients, one ``[...]`` for each client and all of the same shape, to one tensor ``[C, ...]``.
+    A single tensor is not copied, but returned as a view ``[1, ...]``."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))

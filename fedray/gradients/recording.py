@@ -59,12 +59,15 @@ class Unrecordable(Exception):
 
 @dataclass
 class Known:
-    """What is known about mini-batches of one shape: whether their gradient is recorded, and how often it was computed.
+    """What a :class:`Recorded` function knows about mini-batches of one shape: whether the function is recorded for
+    them, and how many such mini-batches were counted.
 
-    ``replay`` runs the recorded gradient; it is None if nothing is recorded. ``steps`` is the number of mini-batches
-    counted since it was recorded, or of all of them if nothing is recorded; the last call of :meth:`Recorded.known`
-    added ``new`` of them. If ``hopeless``, the gradient will never be recorded; ``said(why)`` is called with the reason
-    when that is decided.
+    Args:
+        steps: The number of mini-batches counted since the function was recorded, or of all if it is not recorded.
+        replay: Runs the recorded operations; None if nothing is recorded.
+        hopeless: Whether the function will not be recorded for this shape any more.
+        new: How many of ``steps`` were added by the last call of :meth:`Recorded.known`.
+        said: Called with the reason, a text, when recording is given up.
     """
 
     steps: int = 0
@@ -75,14 +78,14 @@ class Known:
 
     @property
     def is_new(self) -> bool:
-        """Whether the recording of a gradient is still on trial: its results are only compared with those of the
-        ordinary way, and not yet used."""
+        """Whether the recording of a function is still on trial: its results are only compared with those of the
+        function's Python code, and not yet used."""
         return self.steps - self.new < TRIED
 
     @property
     def is_due(self) -> bool:
-        """Whether the recording of a gradient has to be compared with the ordinary way at this step: while the
-        recording is on trial, and whenever the number of steps reaches a power of two."""
+        """Whether the recording of a function has to be compared with the function's Python code at this step: while
+        the recording is on trial, and whenever the number of steps reaches a power of two."""
         return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
 
     def give_up(self, why: str) -> None:
@@ -91,18 +94,19 @@ class Known:
 
 
 class Recorded:
-    """A pure ``function``, such as a gradient, that is made faster: its torch operations are recorded and then
-    replayed, without running its Python code. The function takes tensors, or tuples and dicts of tensors, and returns a
-    tuple of tensors.
+    """A pure function, such as a gradient, that is made faster: its torch operations are recorded once for each shape
+    of mini-batches, and then replayed without running its Python code.
 
-    A function that uses one of the tensors ``changing``, such as a module's parameters, is not replayed unless the
-    tensor is among its inputs.
+    Args:
+        function: Takes tensors, or tuples and dicts of tensors, and returns a tuple of tensors.
+        changing: Tensors, such as a module's parameters, that the function may use only if they are among its inputs. A
+            function that uses one of them otherwise is not replayed.
     """
 
     @property
     def first(self) -> int:
-        """The number of mini-batches of one shape that are computed in the ordinary way before their gradient is
-        recorded."""
+        """The number of mini-batches of one shape that are computed by the function's Python code before its operations
+        are recorded."""
         return FIRST
 
     def __init__(self, function: Function, changing: Iterable[Tensor] = ()) -> None:
@@ -111,10 +115,10 @@ class Recorded:
         self._shapes: dict[Any, Known] = {}
 
     def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
-        """Returns ``function(*inputs)``, either replayed or computed in the ordinary way by ``eager()``, which may
-        overwrite ``inputs``.
+        """Returns ``function(*inputs)``, by replaying its recorded operations or, as long as that is not possible, by
+        calling ``eager()``, which computes the same by running Python code, and may overwrite ``inputs``.
 
-        Raises :class:`UserError` if ``eager()`` no longer gives what ``function`` gave when it was recorded.
+        Raises :class:`UserError` if ``eager()`` no longer gives what the recorded operations give.
         """
         found = self.known(shape_of(inputs), inputs)
         replayed = None if found.replay is None else replay(found, found.replay, leaves_of(inputs))
@@ -128,9 +132,9 @@ class Recorded:
         return expected
 
     def known(self, key: Any, inputs: Sequence[Any], count: int = 1) -> Known:
-        """Counts ``count`` more mini-batches whose inputs have the shape ``key``, and returns what is known about
-        mini-batches of this shape: whether there is a recording that can be replayed. Once enough of them were counted,
-        the function is recorded with ``inputs``."""
+        """Counts ``count`` more mini-batches, and records the function with ``inputs`` once enough of them were
+        counted. Returns what is known about mini-batches of this shape, such as a recording that can be replayed.
+        ``key`` is the shape of the inputs (:func:`shape_of`)."""
         found = self._shapes.get(key)
         if found is None:
             found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST, said=self.gave_up)
@@ -151,8 +155,9 @@ class Recorded:
 
 
 def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
-    """Runs a recorded function: returns ``run(*inputs)``, without autograd. If it fails, the recording, which ``found``
-    describes, is given up and the result is None; the caller must then compute the result in the ordinary way."""
+    """Runs recorded operations: returns ``run(*inputs)``, computed without autograd. If that fails, the recording,
+    which ``found`` describes, is given up and the result is None; the caller must then run the function's Python code.
+    """
     try:
         # autograd has nothing to do here, and its part of each operation takes time
         with torch._C._AutoDispatchBelowAutograd():
@@ -166,8 +171,8 @@ def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
 
 
 def refuse(found: Known) -> None:
-    """Gives up the recording that ``found`` describes, because its result differed from that of the ordinary way.
-    Raises :class:`UserError` if the recording is no longer on trial, because earlier results of it were used."""
+    """Gives up the recording that ``found`` describes, because its result differed from that of the function's Python
+    code. Raises :class:`UserError` if the recording is no longer on trial, because earlier results of it were used."""
     if not found.is_new:
         raise UserError(CHANGED)
     found.give_up("its results were others")
@@ -270,8 +275,8 @@ class _Recorder(Mode):
         return self._nodes[id(value)]
 
     def replay(self, outputs: Sequence[Tensor]) -> Function:
-        """Ends the recording. Returns a function that takes other tensors in place of the recorder's ``inputs``, runs
-        the recorded operations on them, and returns their results in place of ``outputs``."""
+        """Ends the recording. Returns a function that runs the recorded operations on other tensors in place of the
+        recorder's ``inputs``, and returns their results in place of ``outputs``."""
         self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
         self._alive.clear()
         for node in list(self._graph.nodes):
@@ -298,8 +303,8 @@ def leaves_of(inputs: Sequence[Any]) -> list[Tensor]:
 
 
 def shape_of(inputs: Sequence[Any]) -> Any:
-    """Returns a key of the shapes, strides and types of the tensors in a function's ``inputs``. Inputs with equal keys
-    can use the same recording."""
+    """Returns a hashable value that stands for the shapes, strides and types of the tensors in a function's ``inputs``.
+    Inputs with equal values can use the same recording of the function."""
     return tuple(map(_shape, inputs))
 
 

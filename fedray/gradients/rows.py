@@ -28,11 +28,13 @@ number of rows. Some of them serve decisions for the whole stack, which an algor
 
 
 class RowByRow(Mode):
-    """A context that watches whether an algorithm treats each of ``clients`` clients separately. After it, ``found`` is
-    the name of the first torch operation that was applied to all clients at once and may combine the numbers of a row,
-    such as ``sum``, or None. The bits of such an operation may depend on the number of clients.
+    """A context that watches whether an algorithm treats each of ``clients`` clients separately. It looks for torch
+    operations on tensors with a row for each client that may combine the numbers of a row, such as ``sum``: the bits of
+    their results may depend on the number of clients. After the context, ``found`` is the name of the first such
+    operation, or None.
 
-    Operations within ``clock.on(...)`` of its attribute ``clock``, such as gradients, are ignored.
+    Operations within ``on(...)`` of the attribute ``clock``, such as gradients, are ignored. Their time is still
+    measured by the argument ``clock``.
     """
 
     def __init__(self, clients: int, clock: Clock) -> None:
@@ -50,7 +52,7 @@ class RowByRow(Mode):
 
 
 class _Aside(Clock):
-    """A clock within whose contexts operations are not watched. It passes the time on to ``clock``."""
+    """A clock whose ``with`` blocks hide their operations from a :class:`RowByRow`. ``clock`` gets the times."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -76,6 +78,11 @@ def _keeps_rows(func: Any) -> bool:
 
 def by_rows(function: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
     """Applies ``function`` to each client separately, so that the bits of its results do not depend on the number of
-    clients: calls it with one row ``[1, ...]`` of each of ``vectors [C, ...]`` at a time, and returns its results as
-    one tensor ``[C, ...]``. It is for norms, inner products and other operations that combine the numbers of a row."""
+    clients. Returns the results as one tensor ``[C, ...]``. It is for norms, inner products and other operations that
+    combine the numbers of a row.
+
+    Args:
+        function: Takes one client's row ``[1, ...]`` of each of ``vectors``, and returns a tensor ``[1, ...]``.
+        *vectors: Tensors ``[C, ...]`` with a row for each client.
+    """
     return torch.cat([function(*rows) for rows in zip(*(torch.split(each, 1) for each in vectors), strict=True)])

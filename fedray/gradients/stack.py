@@ -20,13 +20,13 @@ from fedray.gradients.stacked_layers import StackedLayers
 
 
 class StackNetwork(Network):
-    """The kind of :class:`Network` that computes the forward passes and gradients of C clients at once
-    (``torch.func.vmap``). It can't be used for modules that draw random numbers, or whose forward passes change
-    buffers.
+    """Runs the user's module for a stack of C clients at once: the kind of :class:`Network` that computes their forward
+    passes and gradients with ``torch.func.vmap``. It can't be used for modules that draw random numbers, or whose
+    forward passes change buffers.
 
-    With ``windows``, convolutions are computed as batched products of image windows
-    (:mod:`fedray.gradients.stacked_layers`), which is the default on GPUs. On other devices it serves to try what a GPU
-    does.
+    With ``windows``, convolutions are computed as batched products of image windows, the parts of an image under the
+    kernel (:mod:`fedray.gradients.stacked_layers`). That is the default on GPUs; on other devices it serves to try what
+    a GPU does. The other arguments are those of :class:`Network`.
     """
 
     def __init__(self, *args: Any, windows: bool | None = None, **named: Any) -> None:
@@ -69,11 +69,11 @@ class StackNetwork(Network):
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Computes the gradients of C clients' mini-batches without changing anything, so that it can be compiled.
-        Returns a tuple: the gradients ``[C, width]``, the mean task losses ``[C]`` of the mini-batches, and the one or
-        two sums ``[C]`` of the metric that the task follows, if there is one.
+        Returns a tuple: the gradients ``[C, width]``, the mean task losses ``[C]`` of the mini-batches, and the
+        numerators ``[C]`` and, if it has one, the denominators ``[C]`` of the training metric, such as the accuracy.
 
         The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
-        ``[C, b]`` of their samples.
+        ``[C, b]`` of their samples in the mean loss.
         """
         return self._together(True, None, None, *inputs)
 
@@ -83,10 +83,10 @@ class StackNetwork(Network):
     def _together(
         self, traced: bool, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any
     ) -> tuple[Tensor, ...]:
-        """Computes the gradients of all clients at once, with the algorithm's loss if there is one. Returns the
-        gradients ``[C, width]``, the task losses ``[C]``, and the sums ``[C]`` of the followed metric, if any.
-        ``traced`` says that a compiler traces the operations. The ``inputs`` are those of :meth:`pure_gradient`, and
-        then the algorithm's extra tensors."""
+        """Computes the gradients of all clients at once, with the algorithm's loss ``rule_loss`` if there is one.
+        Returns the gradients ``[C, width]``, the task losses ``[C]``, and the sums ``[C]`` of the training metric, if
+        any. ``traced`` says that a compiler traces the operations. The ``inputs`` are those of :meth:`pure_gradient`,
+        and then the algorithm's extra tensors."""
         has_rule = rule_loss is not None
 
         def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
@@ -120,8 +120,9 @@ class StackNetwork(Network):
         return value.detach(), losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """Returns the numerator and denominator of the metric that the task follows, summed over the ``real`` samples
-        of one client's mini-batch. A denominator of None is left out, because vmap can return only tensors."""
+        """Returns the numerator and denominator of the training metric, summed over the ``real`` samples (those that
+        are not padding) of one client's mini-batch. A denominator of None is left out, because vmap can return only
+        tensors."""
         if self.task.followed is None:
             return ()
         sums = self.task.sums(self.task.followed, logits, y)

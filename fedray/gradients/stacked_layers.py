@@ -1,9 +1,10 @@
-"""Faster layers for stacks of clients on GPUs: convolutions as batched products, and fewer operations.
+"""Faster layers on GPUs for stacks (clients that are computed at once): convolutions as batched products, and fewer
+operations.
 
 torch.func.vmap combines the clients' convolutions into one grouped convolution, for which cuDNN is slow: on an H200 it
 took three quarters of LeNet-5's time. Here the windows of an image are copied side by side, and a convolution is one
-batched product of them with the clients' kernels. Its gradients are two more such products. All sums are taken in a
-fixed order, so each run gives the same bits, as with torch's deterministic kernels.
+batched product of the windows with the clients' kernels. Its gradients are two more such products. All sums are taken
+in a fixed order, so each run gives the same bits, as with torch's deterministic kernels.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ are."""
 
 class StackedLayers(TorchFunctionMode):
     """A context for forward passes and losses of many clients at once, within torch.func.vmap, that makes some layers
-    faster: convolutions with weights that differ between clients become batched products of matrices, and linear layers
-    and cross-entropy take fewer operations than vmap would make of them.
+    faster. Convolutions whose weights differ between clients become batched products of matrices. Linear layers and
+    cross-entropy take fewer operations than vmap would make of them.
 
     With ``traced``, convolutions consist of operations that a compiler can fuse, and otherwise of as few operations as
     possible. Grouped and three-dimensional convolutions are left to torch.
@@ -107,7 +108,7 @@ class _Geometry:
         return rows, columns
 
     def windows(self, x: Tensor, joined: int) -> Tensor:
-        """Copies the windows of images side by side, so that a convolution is a product of matrices: returns for images
+        """Copies the windows of images side by side, so that a convolution is a product of matrices. Returns for images
         ``x [C, n, channels, h, w]`` the windows as columns ``[C, n / joined, channels * kernel, joined * places]``.
         ``kernel`` is the number of pixels in a window, ``places`` the number of windows in an image, and ``joined`` the
         number of samples whose columns are in one matrix."""
@@ -134,8 +135,9 @@ class _Geometry:
         return torch.where(is_row[:, None, :, None] & is_column[:, None, :], found, 0).sum((-2, -1))
 
     def _window_of(self, d: int, image: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Says in which window a row of an image meets a row of the kernel (columns if ``d`` is 1): returns the number
-        of the window, and whether there is such a window, both ``[size, kernel]``."""
+        """Returns for each row of an image, and each row of the kernel (columns if ``d`` is 1), which window has that
+        row of the kernel at that row of the image: the number of the window, and whether there is such a window, both
+        ``[size, kernel]``."""
         begins = torch.arange(image[d], device=device)[:, None] + self.padding[d]
         begins = begins - self.dilation[d] * torch.arange(self.kernel[d], device=device)
         window, last = begins // self.stride[d], self.output_size(image)[d] - 1
@@ -246,8 +248,8 @@ def _cross_entropy(
 
 
 def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> Mapped:
-    """Applies ``function`` to arguments that vmap has stacked: tensors ``[C, ...]`` with one more dimension, whose
-    places are ``in_dims``. This dimension is merged with the clients' dimension, and separated again in the outputs.
+    """Applies ``function`` to arguments ``args`` that vmap has stacked: tensors ``[C, ...]`` with one more dimension,
+    at the places ``in_dims``. This dimension is merged with the clients' dimension, and separated again in the outputs.
     Returns the outputs, and for each of them the place of this dimension, 0."""
     size = info.batch_size
     tensors = [
@@ -260,7 +262,8 @@ def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], 
 
 
 def _joined(x: Tensor, weight: Tensor, geometry: _Geometry) -> int:
-    """Returns how many samples of a client share one product of matrices: one, or all samples of its mini-batch."""
+    """Returns how many samples of a client are computed by one product of matrices: one, or all samples of its
+    mini-batch."""
     # the kernels are copied for each product
     return 1 if math.prod(geometry.output_size(x.shape[3:])) >= max(LEAST_PLACES, weight.shape[1]) else x.shape[1]
 

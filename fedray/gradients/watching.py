@@ -27,19 +27,20 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
 
 
 def address_of(tensor: Tensor) -> int | None:
-    """Returns the address of the memory in which ``tensor`` lies, by which a tensor and its views can be recognised:
-    they have the same address. Returns None if the tensor has no such memory, as sparse and empty tensors."""
+    """Returns the address of the memory in which ``tensor`` lies. A tensor and its views have the same address, by
+    which they can be recognised. Returns None for tensors without such memory, such as sparse and empty ones."""
     if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.untyped_storage().data_ptr()
 
 
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The base class of contexts that see each torch operation in them, below autograd. Subclasses override
-    :meth:`run`."""
+    """The base class of contexts that see, below autograd, each torch operation that is run in them. Subclasses
+    override :meth:`run`."""
 
     def __init_subclass__(cls) -> None:
-        """Adds the type annotations that torch's method lacks."""
+        """Takes the place of torch's method, which has no type annotations, and does nothing to classes that do not
+        skip its compiler (:meth:`_should_skip_dynamo`)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,15 +56,18 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Called for each torch operation within the context: runs the operation ``func(*args, **kwargs)`` and returns
-        its result."""
+        """Runs the torch operation ``func(*args, **kwargs)`` and returns its result. It is called for each operation
+        within the context."""
         return func(*args, **kwargs)
 
 
 class Watching(Mode):
-    """A context that finds out which tensors torch's operations read or write, also through views. ``chosen`` is the
-    function :func:`read` or :func:`written`, which yields these tensors for one operation. Afterwards :meth:`has_met`
-    answers for a given tensor."""
+    """A context that finds out which tensors are read, or written into, by the torch operations in it, also through
+    views. Afterwards :meth:`has_met` answers this for a given tensor.
+
+    Args:
+        chosen: The function :func:`read` or :func:`written`, which yields these tensors for one operation.
+    """
 
     def __init__(self, chosen: Callable[..., Iterable[Tensor]]) -> None:
         super().__init__()
@@ -79,6 +83,7 @@ class Watching(Mode):
         return super().run(func, args, kwargs)
 
     def has_met(self, tensor: Tensor) -> bool:
-        """Returns whether an operation within the context has read ``tensor`` (or written into it, if ``chosen`` is
-        :func:`written`), or another tensor in the same memory, such as a view."""
+        """Returns whether a torch operation within the context has read ``tensor``, or another tensor in the same
+        memory, such as a view. If ``chosen`` is :func:`written`, returns whether an operation has written into this
+        memory."""
         return (address := address_of(tensor)) is not None and address in self._addresses

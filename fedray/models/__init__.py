@@ -1,9 +1,9 @@
-"""The papers' models.
+"""Finds and makes models: networks of published papers, classifiers of torchvision, and user-defined ones.
 
-A model is a class of ``torch.nn.Module``, or a function that makes one, which maps inputs ``[b, *input_shape]`` to
-logits ``[b, classes]``. It may have the arguments ``input_shape`` and ``classes``; its other arguments are options,
-which a config sets as ``model.<option>``. A class may have a ``task_loss(logits, targets) -> [b]``, which is used in
-place of cross-entropy.
+A model is a class of ``torch.nn.Module``, or a function that makes a module, which maps inputs ``[b, *input_shape]`` of
+b samples to logits ``[b, classes]``. It may have the arguments ``input_shape`` and ``classes``; its other arguments are
+options, which a config sets as ``model.<option>``. A class may have a method ``task_loss(logits, targets) -> [b]``, a
+loss for each sample that is used in place of cross-entropy.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def find_model(name: str) -> Callable[..., nn.Module]:
-    """Returns the class or function that makes the model ``name``. Called with ``input_shape``, ``classes`` and
-    options, it returns a module.
+    """Finds a model by the name that a configuration gives it (``model.name``). Returns the class or function that
+    makes the model. Called with ``input_shape`` (the shape of one sample), ``classes`` (the number of classes) and the
+    model's options, it returns a ``torch.nn.Module``. A user-defined one need not have the first two arguments.
 
     Args:
         name: A key of :data:`MODELS`, ``torchvision:NAME`` for a classifier of torchvision, or ``file.py:Class`` or
-            ``module:Class`` for a user-defined one.
+            ``module:Class`` for a user-defined model.
 
     Raises:
-        UserError: There is no such model.
+        UserError: There is no such model, or it can't be imported or called.
 
     Example:
         module = find_model("lenet5")(input_shape=(1, 28, 28), classes=10)
@@ -82,10 +83,11 @@ def find_model(name: str) -> Callable[..., nn.Module]:
 
 
 def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
-    """Returns the options of a model, which a configuration sets as ``model.<option>``: a dict of the arguments of its
-    constructor by name, except for ``input_shape`` and ``classes``.
+    """Returns the options of a model, which a configuration sets as ``model.<option>``. ``model`` is the class or
+    function that makes it. Its options are all its arguments except ``input_shape`` and ``classes``; the result is a
+    dict of these arguments (:class:`inspect.Parameter`) by name.
 
-    Raises :class:`UserError` for a callable whose arguments can't be read, such as a compiled one.
+    Raises :class:`UserError` if Python can't read the arguments of ``model``, as for some compiled functions.
     """
     try:
         parameters = inspect.signature(model).parameters
@@ -99,11 +101,19 @@ def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
 def build(
     model: Callable[..., nn.Module], name: str, input_shape: Any, classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
-    """Makes a module: calls ``model``, a class or function, with ``options``, and with ``input_shape`` (of one sample)
-    and ``classes`` if it has arguments of these names. ``name`` is the model's name in messages.
+    """Makes a module by calling ``model``, and checks that fedray can train it.
 
-    Raises :class:`UserError` if the constructor raises, or if it returns something that fedray can't train: no module,
-    a TorchScript module, or a module with layers of unknown sizes.
+    Args:
+        model: The class or function that makes the module.
+        name: The model's name in error messages.
+        input_shape: The shape of one sample, which is passed to ``model`` if it has an argument of this name. For
+            samples of several tensors it is a tuple or dict of shapes.
+        classes: The number of classes, which is passed to ``model`` if it has an argument of this name.
+        options: The other arguments for ``model``, by name.
+
+    Raises:
+        UserError: ``model`` failed, or returned something that fedray can't train: no module, a TorchScript module, or
+            a module with lazy layers, whose sizes are unknown.
     """
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}

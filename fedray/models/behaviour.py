@@ -1,5 +1,5 @@
-"""Finds out by trial passes what a module's forward pass does besides computing outputs: what it changes, what it
-draws, and whether it keeps state that torch does not know about."""
+"""Finds out by trial forward passes what a module does besides computing outputs: what it changes, what random numbers
+it draws, and whether it keeps state that torch does not know about."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ CLOSE = 1e-5
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Returns names as text for a message, at most three of them: ``a, b, c and 2 more``."""
+    """Joins ``names`` into text for a message, which lists at most three of them: ``a, b, c and 2 more``."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the forward passes of a module do besides computing outputs, as was observed in some passes before
-    the first round.
+    """What the forward passes of a module do besides computing outputs, as observed in trial passes before the first
+    round.
 
-    ``changing`` are the names of the buffers (and of frozen parameters) that they change, and ``written`` the names of
-    the trained parameters that they change. ``draws`` are the global generators from which they draw random numbers
-    (``torch``, ``python``, ``numpy``). ``writes`` says whether a pass may write into parameters, even if none of
-    those passes did.
+    Args:
+        changing: The names of the buffers, and of the frozen (untrained) parameters, that forward passes change.
+        written: The names of the trained parameters that forward passes change.
+        writes: Whether a forward pass may write into parameters at all, even if no trial pass did.
+        draws: The global generators from which forward passes draw random numbers: ``torch``, ``python``, ``numpy``.
     """
 
     changing: frozenset[str] = frozenset()
@@ -57,12 +58,13 @@ class Behaviour:
 
 
 def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
-    """Finds out by trial passes of the inputs ``x [b, ...]``, in training and in evaluation mode, what the forward
-    passes of ``module`` do besides computing outputs: what they change and which random numbers they draw. The module
-    is left as it was. ``name`` is its name in messages.
+    """Finds out what the forward passes of ``module`` do besides computing outputs: which buffers and parameters they
+    change, and from which random generators they draw. For this it runs the module on the inputs ``x [b, ...]``, in
+    training and in evaluation mode. The module's tensors are left as they were. ``name`` is the module's name in error
+    messages.
 
-    Raises :class:`UserError` if a pass fails, or if train() or eval() of the module writes into its tensors, so that it
-    can't be trained by loading other models into it.
+    Raises :class:`UserError` if a pass fails, or if train() or eval() of the module writes into its tensors. Such a
+    module can't be trained, because fedray switches its mode while it loads many clients' models into it.
     """
     places = Places(module)
     tensors = {key: tensor for key, tensor in places.tensors.items() if tensor.layout is torch.strided}
@@ -113,9 +115,9 @@ def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], na
 
 
 def _with_similar(module: nn.Module, changing: set[str]) -> set[str]:
-    """Returns the names ``changing`` of buffers that trial passes have changed, and those of buffers that may have
-    stayed the same only by chance: running statistics (a head's predictor is not always run), and buffers with the
-    shape and type of a changed buffer of the same layer."""
+    """Returns the names ``changing`` of buffers that trial passes have changed, together with the names of buffers that
+    may have stayed the same only by chance. These are running statistics (a head's predictor is not always run), and
+    buffers with the shape and type of a changed buffer of the same layer."""
     found = set(changing)
     for prefix, layer in module.named_modules():
         buffers = {f"{prefix}.{key}".lstrip("."): b for key, b in layer.named_buffers(recurse=False)}
@@ -133,12 +135,20 @@ def _is_still(now: Any, value: Tensor) -> bool:
 def require_no_hidden_state(
     make: Callable[[], nn.Module], task: Task, x: Any, y: Tensor, found: Behaviour, name: str
 ) -> None:
-    """Checks that a module keeps nothing from one client to the next, except in its parameters and buffers: a process
-    runs the models of many clients through one module. Raises :class:`UserError` if the results for a model change
-    after another model was run through the module.
+    """Checks that a module keeps nothing from one client to the next, except in its parameters and buffers. A process
+    runs the models of many clients through one module, so any other state would mix the clients.
 
-    ``make()`` makes the module, which is called ``name`` in messages. ``x [b, ...]`` and ``y [b, ...]`` are samples of
-    the data, and ``found`` is what trial passes have shown about the module.
+    Args:
+        make: A function without arguments that makes the module.
+        task: The task, whose loss is used for gradients.
+        x: Inputs ``[b, ...]`` of some samples of the data.
+        y: Their targets ``[b, ...]``.
+        found: What trial forward passes have shown about the module.
+        name: The model's name in error messages.
+
+    Raises:
+        UserError: The gradient can't be computed, or the results for a model change after another model was run through
+            the module.
     """
     used, fresh = (LoopNetwork(make(), task, changing=found.changing, writes=found.writes) for _ in range(2))
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
@@ -158,8 +168,8 @@ def require_no_hidden_state(
 
 
 def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
-    """Returns everything that ``network`` computes for ``model`` and ``batch``, as one vector for comparisons: the
-    gradient, the loss, the new buffers, and the outputs of an evaluation after that."""
+    """Returns what ``network`` computes for ``model`` and ``batch``, as one vector for comparisons: the gradient, the
+    loss, the new buffers, and the outputs of a forward pass in evaluation mode after that."""
     at = model.clone()
     stack = Model(at.row[None], at.width)
     with every_rng(0, Purpose.DROPOUT):
@@ -170,8 +180,12 @@ def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
 
 
 class AsMade(NamedTuple):
-    """The names of a module's parameters and buffers, and of those parameters that are trained, before the first
-    forward pass. ``AsMade.of(module)`` notes them; :meth:`late_buffers` later finds out what has changed."""
+    """A record of which tensors a module has before its first forward pass. ``AsMade.of(module)`` makes the record, and
+    :meth:`late_buffers` later finds the buffers that the module has made since.
+
+    ``tensors`` are the names of the module's parameters and buffers, and ``trained`` the names of its trained
+    parameters.
+    """
 
     tensors: frozenset[str]
     trained: frozenset[str]
@@ -186,12 +200,18 @@ class AsMade(NamedTuple):
         self, module: nn.Module, make: Callable[[], nn.Module], x: Any, found: Behaviour, name: str
     ) -> tuple[str, ...]:
         """Returns the names of the buffers that ``module`` has made in its first forward pass, and not in its
-        constructor. ``name`` is the module's name in messages.
+        constructor. Also checks that other processes would make the same buffers.
 
-        Other processes must make the same buffers. So :class:`UserError` is raised if such a buffer depends on more
-        than the shape of the inputs: if ``found``, which trial passes of the module have shown, lists it as changing,
-        or if it is different in a second module, made by ``make()``, after a forward pass of other inputs of the shape
-        of ``x``. The error is also raised if a parameter has become trained or frozen since the names were noted.
+        Args:
+            module: The module of which this record was made, after a forward pass.
+            make: A function without arguments that makes another such module, for comparison.
+            x: Inputs ``[b, ...]`` of the data. The other module is run on inputs of the same shape.
+            found: What trial forward passes of the module have shown.
+            name: The model's name in error messages.
+
+        Raises:
+            UserError: Such a buffer depends on more than the shape of the inputs, or a parameter has become trained or
+                frozen since this record was made.
         """
         if switched := sorted(self.trained ^ AsMade.of(module).trained):
             raise UserError(
@@ -218,12 +238,17 @@ class AsMade(NamedTuple):
 
 
 def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -> list[str]:
-    """Returns a warning for the user, in a list, if ``clients`` have mini-batches of one sample and some layers of
-    ``module``, such as BatchNorm, can't normalise a single sample and use running statistics instead. Otherwise the
-    list is empty. ``clients`` are the numbers of all clients that have such mini-batches, and ``x [1, ...]`` is an
-    example of one.
+    """Warns the user if some layers of ``module``, such as BatchNorm, can't normalise the mini-batches of one sample
+    that some clients have, so that running statistics are used for these. Returns the warning as a list with one line,
+    or an empty list.
 
-    Raises :class:`UserError` if the module can't be trained on mini-batches of one sample.
+    Args:
+        module: The model.
+        x: Inputs ``[1, ...]``, an example of a mini-batch of one sample.
+        clients: The numbers of all clients that have mini-batches of one sample.
+
+    Raises:
+        UserError: The module can't be trained on mini-batches of one sample.
     """
     if not clients:
         return []
@@ -259,10 +284,11 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
 
 @contextlib.contextmanager
 def without_traces(module: nn.Module) -> Iterator[None]:
-    """A context for trial passes of ``module`` that are repeatable and leave no trace.
+    """A context for trial forward passes of ``module`` that are repeatable and leave no trace: at its end, the module's
+    parameters and buffers and the global random generators are as they were at its beginning.
 
-    Within the context no gradients are computed. The global generators draw the same numbers in each such context,
-    because some models skip layers at random. After it the module's tensors and the generators are as before.
+    Within the context gradients are turned off. The random generators draw the same numbers in each such context,
+    because some models skip layers at random.
     """
     places = Places(module)
     kept = places.tensors if may_write(module) else places.buffers

@@ -18,8 +18,10 @@ DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 @cache
 def measured() -> dict[str, Any]:
-    """Returns the content of :data:`TABLE` as a dict. For each kind of device that was measured (``cpu``, ``cuda``), it
-    has the device's name and the version of torch, and for each model and precision the causes of different bits."""
+    """Returns the measurements in :data:`TABLE`, of which models give the same bits in repeated runs. The result is a
+    dict with a dict for each kind of device that was measured (``cpu``, ``cuda``). Its keys are ``device`` (the
+    device's name), ``torch`` (the version), ``measured`` (the date), ``precisions``, and ``models``: for each model and
+    precision the list of the causes of different bits, which is empty if the bits are the same."""
     return dict(yaml.safe_load(TABLE.read_text("utf-8")) or {})
 
 

@@ -41,9 +41,9 @@ With torchvision's networks they differ by up to 1e-3, because rounding may move
 
 
 def pays(module: nn.Module, device: str, precision: str) -> bool:
-    """Returns whether the channels-last layout would make training of ``module`` faster on ``device`` (``cpu`` or
-    ``cuda``) in ``precision``, if clients are trained one by one. On a CPU the answer is False if the module's
-    convolutions have the layout already."""
+    """Returns whether training ``module`` would be faster with its convolutions in the channels-last memory layout, if
+    clients are trained one by one. ``device`` is ``cpu`` or ``cuda``, and ``precision`` a value of ``train.precision``.
+    On a CPU the answer is False if the convolutions have this layout already."""
     wide = [m for m in module.modules() if isinstance(m, CONVOLUTIONS) and m.out_channels >= LEAST_CHANNELS]
     if device == "cuda":
         return bool(wide) and (precision != "fp32" or any(max(layer.kernel_size) <= 3 for layer in wide))
@@ -58,13 +58,23 @@ def pays(module: nn.Module, device: str, precision: str) -> bool:
 def in_channels_last(
     asked: bool | Literal["auto"], faster: bool, module: nn.Module, name: str, task: Task, x: Any, y: Tensor
 ) -> tuple[bool, list[str]]:
-    """Converts the 2-d convolutions of ``module`` to the channels-last layout if that is wanted and possible. Returns
-    whether they were converted, and a list of notes about it for the user.
+    """Converts the 2-d convolutions of ``module`` to the channels-last memory layout, in place, if that is wanted and
+    possible. Returns whether they were converted, and a list of notes about it for the user.
 
-    ``asked`` is ``engine.channels_last``; with ``auto`` they are converted if ``faster``, which is what :func:`pays`
-    returns. After the conversion the module, called ``name`` in messages, is tried on samples ``x [b, ...]`` and ``y
-    [b, ...]`` of the data for ``task``. If it fails or gives other results, the conversion is undone; if the user has
-    demanded it, :class:`UserError` is raised.
+    After the conversion the module is tried on some samples. If it fails, or gives other results than before, the
+    conversion is undone.
+
+    Args:
+        asked: The value of ``engine.channels_last``. With ``auto``, convolutions are converted if that is ``faster``.
+        faster: Whether the layout would make training faster, as :func:`pays` returns it.
+        module: The model.
+        name: The model's name in messages.
+        task: The task, whose loss and metrics are computed in the trial.
+        x: Inputs ``[b, ...]`` of some samples of the data.
+        y: Their targets ``[b, ...]``.
+
+    Raises:
+        UserError: ``asked`` is True, and the module does not work with this layout.
     """
     if asked is False or (asked == "auto" and not faster):
         return False, []
@@ -108,7 +118,7 @@ raised."""
 
 def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
     """Returns the outcomes of trial passes of ``module`` with loss, gradient and metrics, one for each entry of
-    :data:`TRIED`, so that they can be compared with those in another layout. ``module`` is left as it was."""
+    :data:`TRIED`, so that they can be compared with those in another memory layout. ``module`` is left as it was."""
     with without_traces(module):
         _move(module)
         return [
@@ -129,8 +139,9 @@ def _move(module: nn.Module) -> None:
 
 def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -> Outcome:
     """Returns the outputs ``[b, ...]`` and the gradient of a mini-batch as a list of tensors, or the exception that the
-    pass raised. The list is empty if layouts can't be compared: random numbers are drawn in the order of memory, and if
-    BatchNorm normalises by very few numbers, rounding changes all its outputs."""
+    pass raised. The list is empty if the results of two memory layouts can't be compared: if random numbers were drawn,
+    whose order depends on the layout, or if BatchNorm in training mode normalises by few numbers, so that rounding
+    changes all its outputs."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():
@@ -152,8 +163,8 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
 
 
 def _obstacle(before: list[Outcome], after: list[Outcome]) -> str | None:
-    """Returns the reason why a model does not run in another layout, given the outcomes before and after the change;
-    None if it does."""
+    """Returns the reason why a model does not work in another memory layout, as text, or None if it does. ``before``
+    and ``after`` are the outcomes of the same trial passes before and after the change of layout."""
     for one, other in zip(before, after, strict=True):
         if isinstance(one, Exception):
             continue

@@ -36,12 +36,20 @@ def traced_gradient(
     changing: Collection[str] | None = None,
     device: str = "cpu",
 ) -> GraphModule | str:
-    """Finds out whether the gradient of ``module`` can be compiled on ``device``. Returns its torch operations as a
-    graph if it can, and otherwise the reason why it can't, as text for messages.
+    """Finds out whether torch's compiler can compile the gradient of ``module``. Returns the gradient's torch
+    operations as a graph if it can, and otherwise the reason why it can't, as text for messages.
 
-    The gradient is traced and compared with the original one, for a mini-batch ``x [b, ...]`` and ``y [b, ...]``. With
-    ``vectorize`` it is the gradient of a stack (clients that are computed at once). ``changing`` are the names of the
-    buffers that forward passes change; None means that all may be changed.
+    The gradient of one mini-batch is traced, that is, turned into a graph of operations, and the graph's result is
+    compared with the original gradient.
+
+    Args:
+        module: The model.
+        task: The task, whose loss is differentiated.
+        vectorize: Whether it is the gradient of a stack (several clients that are computed at once) or of one client.
+        x: The inputs ``[b, ...]`` of the mini-batch.
+        y: The targets ``[b, ...]`` of the mini-batch.
+        changing: The names of the buffers that forward passes change; None means that all may be changed.
+        device: The kind of device for which the gradient is to be compiled, ``cpu`` or ``cuda``.
     """
     if hooked := hooked_parameter(module):
         return hooked
@@ -68,8 +76,8 @@ def traced_gradient(
 
 
 def _compared(network: Network, x: Any, y: Tensor) -> tuple[GraphModule, float]:
-    """Traces a gradient of ``network``. Returns its operations as a graph, and by how much the graph's result differs
-    from the gradient that is not traced, relative to its length."""
+    """Traces a gradient of ``network`` for the mini-batch ``x [b, ...]`` and ``y [b, ...]``. Returns its operations as
+    a graph, and by how much the graph's result differs from the gradient that is not traced, relative to its length."""
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
     graph = trace(network.pure_gradient, inputs)

@@ -48,16 +48,23 @@ def fit_task(
     metrics: Mapping[str, Loss],
     custom: Any = None,
 ) -> tuple[Task, list[str]]:
-    """Makes the task of a run: its loss and metrics, after trying them on the outputs of the model. Returns the task,
-    and a list of notes about it for the user.
+    """Makes the task of a run, that is, its loss and metrics, after trying them on outputs of the model. Returns the
+    task, and a list of notes about it for the user.
 
-    ``section`` is the section ``task`` of the configuration, and ``kind`` the kind of task that the data are for.
-    ``module``, called ``name`` in messages, is tried on some samples ``x [b, ...]`` and ``y [b, ...]`` of the data,
-    which has ``classes`` classes. ``loss`` and ``metrics`` (by name) are user-defined; a loss of None stands for the
-    kind's default. ``custom`` is the model that the user passed from Python, or None if it was named in the
-    configuration.
+    Args:
+        section: The section ``task`` of the configuration.
+        kind: The kind of task that the data are for, such as ``classification``.
+        name: The model's name in messages.
+        module: The model.
+        x: Inputs ``[b, ...]`` of some samples of the data.
+        y: Their targets ``[b, ...]``.
+        classes: The number of classes in the data.
+        loss: The loss that the user or the model defines, or None for the default of the kind of task.
+        metrics: The user's metrics by name.
+        custom: The model that the user passed from Python, or None if the configuration names the model.
 
-    Raises :class:`UserError` if the model's outputs do not fit the targets, or a loss or metric can't be used.
+    Raises:
+        UserError: The model's outputs do not fit the targets, or a loss or metric can't be used.
     """
     notes: list[str] = []
     with as_user_error(f"model {name} can't take inputs of {_shapes(x)}"):
@@ -105,8 +112,9 @@ def _with_loss(task: Task, trial: _Trial, custom: Loss) -> tuple[Task, list[str]
 
 
 def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
-    """Returns the label smoothing, ``task.label_smoothing``. Raises :class:`UserError` if it is set although the loss
-    is not fedray's cross-entropy: for other kinds of tasks, or if ``loss`` is not None."""
+    """Returns the label smoothing of ``section``, the section ``task`` of the configuration. Raises :class:`UserError`
+    if it is set although the loss is not fedray's cross-entropy: for other kinds of tasks, or if ``loss`` is not None.
+    """
     if section.label_smoothing and (loss is not None or kind not in ("classification", "tokens")):
         what = "a loss that you or the model define" if loss is not None else f"task.kind={kind}"
         raise UserError(f"task.label_smoothing is for cross-entropy, not for {what}")
@@ -132,9 +140,9 @@ def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
 
 
 def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
-    """Checks whether a model's outputs have the shape that a task of this ``kind`` needs for the targets ``y [b,
-    ...]``. Returns None if they have, and otherwise text that completes a message that begins with the model, such as
-    ``must give logits [b, 10], not [b, 5]``."""
+    """Checks whether a model's ``outputs`` have the shape that a task of this ``kind`` needs for the targets
+    ``y [b, ...]``. Returns None if they have, and otherwise text for a message that begins with the model's name, such
+    as ``must give logits [b, 10], not [b, 5]``."""
     if kind == "other":
         return None
     wanted = {
@@ -207,10 +215,11 @@ def _two_sums(outputs: Any, targets: Tensor, each: Loss, counting: Counting) -> 
 
 
 class _Trial:
-    """Batches of outputs and targets, in the shapes of the model's, on which losses and metrics are tried.
+    """Batches of outputs and targets on which losses and metrics are tried. They have the shapes of ``outputs``, which
+    are outputs of the model, and of the targets ``y``.
 
-    The outputs are random numbers or, if ``from_model``, drawn from the model's ``outputs``. ``of_model`` has the
-    tensors of the model that losses and metrics must not read.
+    The outputs in the batches are random numbers or, if ``from_model`` is set, samples of ``outputs``. ``of_model``
+    knows which tensors of the model losses and metrics must not read; None means that this is not checked.
     """
 
     def __init__(self, task: Task, outputs: Any, y: Tensor, classes: int, of_model: OfModel | None) -> None:
@@ -221,8 +230,8 @@ class _Trial:
         self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
 
     def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
-        """Returns the outputs and the targets of ``size`` samples, for a trial of a loss or metric. They are drawn at
-        random, differently for each number ``draw``. In a classification, at least half of the samples are predicted
+        """Draws a batch of ``size`` samples on which a loss or metric can be tried. Returns their outputs and targets,
+        which are different for each number ``draw``. In a classification, at least half of the samples are predicted
         correctly."""
         rng = stream(0, Purpose.INIT, draw)
         rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.from_model else None
@@ -254,12 +263,12 @@ class _Trial:
         return trial
 
     def check(self, what: str, function: Loss, advice: str) -> tuple[_Trial, bool, bool]:
-        """Tries the loss or metric ``function``, which is called ``what`` in messages; they end with ``advice``.
-        Returns three things: the trial with outputs that suit the function, whether it gives a value for each entry of
-        the targets instead of each sample, and whether it has parameters.
+        """Checks, on small batches, that the loss or metric ``function`` gives a value for each sample or for each
+        entry of the targets. Returns three things: a trial whose outputs suit the function (:meth:`suited_to`), whether
+        it gives a value for each entry, and whether it has parameters of its own.
 
-        Raises :class:`UserError` if the function gives a value neither for each sample nor for each entry, or reads
-        something of the model.
+        ``what`` is the function's name in error messages, and ``advice`` ends the message about a wrong shape. Raises
+        :class:`UserError` if the function gives other values, or reads something of the model.
         """
         trial, per_entry, has_parameters = self.suited_to(function), False, False
         # two sizes are tried, because one of them may happen to be the number of classes
@@ -279,8 +288,8 @@ class _Trial:
         return trial, per_entry, has_parameters
 
     def check_mean(self, what: str, loss: Any, task: Task) -> None:
-        """Raises :class:`UserError` if ``loss`` is a torch loss module that returns another mean than fedray computes
-        with ``task``. ``what`` names the loss in messages."""
+        """Checks that fedray, with ``task``, computes the same mean as ``loss`` if that is a loss module of torch that
+        returns a mean. Raises :class:`UserError` if not. ``what`` is the name of the loss in error messages."""
         for size in SIZES[:2]:
             outputs, targets = self.batch(size)
             with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
@@ -289,7 +298,8 @@ class _Trial:
 
     def depends_on_batch(self, what: str, function: Loss) -> bool:
         """Returns whether the value that the loss or metric ``function`` gives a sample changes with the other samples
-        of its batch. For a function that draws random numbers this can't be determined, and the answer is False."""
+        of its batch. For a function that draws random numbers this can't be determined, and the answer is False.
+        ``what`` is the function's name in error messages."""
         for draw in range(TRIALS):
             outputs, targets = self.batch(self.largest, draw)
             for size in (size for size in SIZES if size < self.largest):

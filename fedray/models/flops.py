@@ -32,16 +32,19 @@ NO_PRODUCTS = {
 
 @dataclass(frozen=True)
 class ForwardCount:
-    """The FLOPs of one sample's forward pass. ``uncounted`` are the layers whose FLOPs could not be counted, as ``name
-    (Class)``, because they used their matrices in an unknown way."""
+    """The FLOPs (floating-point operations) of one sample's forward pass.
+
+    ``uncounted`` are the layers, as ``name (Class)``, whose FLOPs could not be counted, because they used their
+    matrices in operations for which no formula is known.
+    """
 
     flops: float
     uncounted: tuple[str, ...]
 
 
 def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCount]:
-    """Counts the FLOPs of a forward pass of ``module``, in the mode (training or evaluation) in which it is. Returns
-    the output for the inputs ``example [b, ...]``, and the FLOPs of one sample.
+    """Counts the FLOPs of a forward pass of ``module`` in its current mode (training or evaluation). Returns the output
+    for the inputs ``example [b, ...]``, and the FLOPs of one sample (:class:`ForwardCount`).
 
     The module is run on ``example``, and then on a batch that contains each of these samples twice. The difference is
     the FLOPs of b samples, without work that is done once per batch.
@@ -57,8 +60,8 @@ def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCou
 
 
 def forward_flops(module: nn.Module, example: Any) -> float:
-    """Returns the FLOPs of one sample's forward pass of ``module``, in the mode (training or evaluation) in which it
-    is, for inputs ``example [b, ...]``. A multiply-add counts as two FLOPs."""
+    """Returns the FLOPs (floating-point operations) of one sample's forward pass of ``module`` in its current mode
+    (training or evaluation), for inputs ``example [b, ...]``. A multiply-add counts as two FLOPs."""
     return count_forward_pass(module, example)[1].flops
 
 
@@ -110,8 +113,8 @@ class _Counter(Mode):
         self._formulas = {**flop_registry, **{kernel: of_shapes(formula) for kernel, formula in _formulas().items()}}
 
     def hooks(self, label: str, layer: nn.Module) -> list[RemovableHandle]:
-        """Puts hooks on ``layer``, so that FLOPs within it are added to ``by_layer[label]``, except for those of inner
-        layers that have such hooks too. Returns the hooks' handles, by which they can be removed."""
+        """Puts hooks on ``layer``, so that the FLOPs of its operations are added to ``by_layer[label]``, except for
+        those of inner layers that have such hooks too. Returns the hooks' handles, by which they can be removed."""
 
         def begin(*_: Any) -> None:
             self._running.append(label)
@@ -153,8 +156,8 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Returns functions that compute the FLOPs of kernels, from the shapes of their arguments, as a dict by kernel: for
-    those kernels that torch's own registry of such functions lacks."""
+    """Returns formulas for the FLOPs of those torch operations that torch's own table of formulas lacks, as a dict by
+    operation. A formula is a function that takes the shapes of the operation's arguments and returns the FLOPs."""
     aten = torch.ops.aten
     return {
         aten.mkldnn_rnn_layer: _lstm_flops,
@@ -166,11 +169,12 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _lstm_flops(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of one direction of an LSTM layer with matrices ``[4 hidden, ...]`` for ``inputs [tokens, b,
-    width]``."""
+    """Returns the FLOPs of one direction of an LSTM layer for ``inputs [tokens, b, width]``. ``of_inputs`` and
+    ``of_hidden`` are its weight matrices ``[4 hidden, ...]``. The arguments are shapes."""
     return 2 * inputs[0] * inputs[1] * (prod(of_inputs) + prod(of_hidden))
 
 
 def _attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of Q K^T and of its softmax times V, each ``[b, heads, tokens, width]``, ignoring masks."""
+    """Returns the FLOPs of attention: of Q K^T, and of the product of its softmax with V. The arguments are the shapes
+    ``[b, heads, tokens, width]`` of Q, K and V. Masks are ignored."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])

@@ -20,10 +20,11 @@ GROUPS = 2
 
 
 class GHBMCNN(nn.Module):
-    """GHBM's CNN for CIFAR: two convolutions of 64 channels, each with 5 x 5 kernels, ReLU and 2 x 2 max-pooling.
+    """The CNN that the authors of GHBM (Zaccone et al., TMLR 2025) use for CIFAR: two convolutions of 64 channels, each
+    with 5 x 5 kernels, ReLU and 2 x 2 max-pooling, then three linear layers.
 
-    It maps images of at least 16 x 16 pixels to logits ``[b, classes]``. After the convolutions come linear layers of
-    384, 192 and ``classes`` outputs. It has 797,962 parameters for CIFAR-10.
+    It maps images of at least 16 x 16 pixels to logits ``[b, classes]``. ``input_shape`` is (channels, height, width).
+    The linear layers have 384, 192 and ``classes`` outputs. It has 797,962 parameters for CIFAR-10.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -49,10 +50,10 @@ class GHBMCNN(nn.Module):
 class ResNet20(nn.Module):
     """ResNet-20 for small images, with channels 16, 32 and 64, and with GroupNorm of two groups in place of BatchNorm.
 
-    It maps images of at least 4 x 4 pixels to logits ``[b, classes]``. It is the network of K. He et al.: Deep Residual
-    Learning for Image Recognition, CVPR 2016, section 4.2: a convolution, three stages of three blocks, shortcuts
-    without parameters (option A), the mean over the image, and one linear layer. Weights are drawn from N(0, 2 /
-    fan-in). It has 269,722 parameters for CIFAR-10.
+    It maps images of at least 4 x 4 pixels to logits ``[b, classes]``. ``input_shape`` is (channels, height, width). It
+    is the network of K. He et al.: Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2: a convolution,
+    three stages of three blocks, shortcuts without parameters (option A), the mean over the image, and one linear
+    layer. Weights are drawn from N(0, 2 / fan-in). It has 269,722 parameters for CIFAR-10.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -75,8 +76,8 @@ class ResNet20(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of ResNet-20: two 3 x 3 convolutions with a shortcut around them. A block with more output channels
-    (``width``) than input channels also halves the image."""
+    """A block of ResNet-20: two 3 x 3 convolutions with a shortcut around them. It maps ``channels`` input channels to
+    ``width`` output channels; if these numbers differ, it also halves the height and width of the image."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

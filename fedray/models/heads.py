@@ -1,4 +1,5 @@
-"""Heads, which replace a model's last Linear layer and give the model a representation z."""
+"""Heads: layers that replace a model's last Linear layer and give the model a representation z, a vector for each
+sample."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from fedray.usercode.importing import FORMS, as_user_error, import_object, is_us
 
 
 class Head(nn.Module):
-    """The base class of heads, layers that replace a model's last Linear layer and give the model a representation z. A
-    user-defined head is named by ``model.head=file.py:Class``.
+    """The base class of heads, layers that replace a model's last Linear layer and give the model a representation z: a
+    vector for each sample that some algorithms, such as MOON, compare between models. A user-defined head is named by
+    ``model.head=file.py:Class``.
 
     A head maps features ``[b, features]`` to logits ``[b, classes]``. The input of the Linear layer that it calls last
     is the representation z.
@@ -39,8 +41,8 @@ class Head(nn.Module):
 
 
 class LinearHead(Head):
-    """A single linear layer, as the model has without a head, whose input is the representation z. ``width`` is not
-    used, because z has ``features`` numbers."""
+    """A head of a single linear layer, like the last layer of the model that it replaces. The representation z is its
+    input, so z has ``features`` numbers, and ``width`` is not used. The other arguments are those of :class:`Head`."""
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__()
@@ -52,9 +54,9 @@ class LinearHead(Head):
 
 
 class ProjectionHead(Head):
-    """MOON's head, which replaces a model's last Linear layer by three: ``hidden`` (d -> d) with ReLU, ``projection``
-    (d -> width), whose output is the representation z, and ``classifier`` (width -> classes). Here d is
-    ``features``."""
+    """The head of MOON's paper (Li, He, Song, CVPR 2021), which replaces a model's last Linear layer by three:
+    ``hidden`` (d -> d) with ReLU, ``projection`` (d -> width), whose output is the representation z, and ``classifier``
+    (width -> classes). Here d is ``features``, the number of inputs."""
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__()
@@ -68,10 +70,11 @@ class ProjectionHead(Head):
 
 
 class SiamHead(ProjectionHead, Predicting):
-    """FedSiam-DA's head: the layers of MOON's head, and a prediction MLP, which does not contribute to the logits.
+    """The head of FedSiam-DA's paper (Yang et al., 2022): the layers of MOON's head (:class:`ProjectionHead`), and an
+    MLP, ``predictor``, which does not contribute to the logits.
 
-    The MLP, ``predictor``, takes the representation z: Linear (width -> width), BatchNorm, ReLU, Linear (width ->
-    width).
+    The predictor takes the representation z: Linear (width -> width), BatchNorm, ReLU, Linear (width -> width). The
+    arguments are those of :class:`Head`.
     """
 
     def __init__(self, features: int, width: int, classes: int) -> None:
@@ -88,8 +91,9 @@ DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
 
 
 def find_head(name: str) -> type[Head] | None:
-    """Returns the class of the head ``name``: ``moon``, ``siam``, or a user-defined one, as ``file.py:Class``. Returns
-    None for ``none``, the model's own last layer.
+    """Finds the class of a head (layers that replace a model's last one) by its name in a configuration
+    (``model.head``): ``linear``, ``moon``, ``siam``, or ``file.py:Class`` for a user-defined one. Returns None for
+    ``none``, with which the model keeps its last layer.
 
     Raises :class:`UserError` if there is no such head.
     """
@@ -107,8 +111,9 @@ def find_head(name: str) -> type[Head] | None:
 
 
 def serves(name: str, need: str) -> bool:
-    """Returns whether the head ``name`` provides what an algorithm declares as ``needs_head``: ``need`` is ``nothing``,
-    ``projection`` (a representation z) or ``prediction`` (also a predictor)."""
+    """Returns whether a model with the head ``name`` (a value of ``model.head``) has what an algorithm needs. ``need``
+    is the algorithm's ``needs_head``: ``nothing``, ``projection`` (a representation z, the input of the last Linear
+    layer) or ``prediction`` (also a predictor, a second network that takes z)."""
     head = find_head(name)
     if head is None:
         return need == "nothing"
@@ -117,11 +122,19 @@ def serves(name: str, need: str) -> bool:
 
 def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: str, example: Any) -> None:
     """Replaces the Linear layer that ``module`` calls last by a new ``head``, in place, so that the model has a
-    representation z.
+    representation z (the input of the head's last Linear layer).
 
-    ``kind`` is the head's name in messages, ``name`` the model's, ``width`` is ``model.proj_dim``, and ``example [b,
-    ...]`` are inputs for a trial pass. Raises :class:`UserError` for a model that has no representation: no Linear
-    layer is called, its input is not ``[b, d]``, or nothing is trained before it.
+    Args:
+        module: The model, whose forward pass is tried to find its last Linear layer.
+        head: The class of the head.
+        kind: The head's name in error messages, a value of ``model.head``.
+        width: The intended width of the representation, ``model.proj_dim``.
+        name: The model's name in error messages.
+        example: Inputs ``[b, ...]`` for the trial pass.
+
+    Raises:
+        UserError: The model has no representation: it calls no Linear layer, the input of the last one is not
+            ``[b, d]``, or no other layer has parameters.
     """
     asked = f"model.head={kind}: model {name}"
     last, shape = _last_call(module, name, example)
@@ -141,8 +154,9 @@ def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: s
 
 
 def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | None, torch.Size]:
-    """Returns the Linear layer that ``module`` calls last in a forward pass of ``example``, and the shape of its input;
-    None and an empty shape if it calls none."""
+    """Finds the Linear layer that ``module`` calls last in a forward pass of ``example``. Returns the layer and the
+    shape of its input, or None and an empty shape if no Linear layer is called. ``name`` is the model's name in error
+    messages."""
     calls: list[tuple[nn.Linear, torch.Size]] = []
 
     def remember(layer: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:

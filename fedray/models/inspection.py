@@ -32,11 +32,11 @@ class ModelFacts:
     """What the engine must know about a model before training.
 
     * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in floating-point buffers.
-    * ``flops``: the FLOPs of one sample's forward pass in training mode, without the head's predictor;
-      ``prediction_flops``: the FLOPs of the predictor.
+    * ``flops``: the FLOPs of one sample's forward pass in training mode, without the predictor (a second network that
+      some heads have); ``prediction_flops``: the FLOPs of the predictor, 0 if there is none.
     * ``behaviour``: what the forward pass does besides computing outputs.
     * ``draws``: whether the forward pass draws random numbers, as dropout does.
-    * ``late_buffers``: the names of the buffers that the first forward pass makes.
+    * ``late_buffers``: the names of the buffers that the first forward pass makes, and not the constructor.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     * ``warnings``: lines for the user about the model.
     """
@@ -56,8 +56,7 @@ class ModelFacts:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about the model, as a list of lines: the warnings, and one about layers whose FLOPs
-        could not be counted."""
+        """Lines for the user about the model: ``warnings``, and one about layers whose FLOPs could not be counted."""
         if not self.uncounted:
             return list(self.warnings)
         return [
@@ -68,12 +67,12 @@ class ModelFacts:
 
 
 def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
-    """Returns what the engine must know about ``module`` before training: numbers of parameters, FLOPs, and what its
-    forward passes change or draw. It finds this out by trial passes of the inputs ``example [b, ...]``.
+    """Finds out what the engine must know about ``module`` before training: numbers of parameters, FLOPs, and what its
+    forward passes change or draw. For this it runs the module on the inputs ``example [b, ...]``, where b is at least
+    2, because some normalisation layers need two samples.
 
-    The parameters are converted to float32; apart from that the module's tensors are left as they were. b must be at
-    least 2, because some normalisation layers need two samples. ``name`` is the model's name in messages. Raises
-    :class:`UserError` if the model has nothing to train, can't be trained, or fails.
+    The parameters are converted to float32; apart from that the module's tensors are left as they were. ``name`` is the
+    model's name in messages. Raises :class:`UserError` if the model has nothing to train, can't be trained, or fails.
     """
     prepare(module, name)
     with without_traces(module):
@@ -95,8 +94,9 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
 
 
 def prepare(module: nn.Module, name: str) -> list[str]:
-    """Converts the parameters of ``module``, called ``name`` in messages, to float32, in place, and returns a list with
-    a warning for the user if some had other types.
+    """Prepares ``module`` for training: checks that fedray can handle its parameters and buffers, and converts its
+    parameters to float32, in place. Returns a list with a warning for the user if some had other types, and otherwise
+    an empty list. ``name`` is the model's name in messages.
 
     Raises :class:`UserError` if there is nothing to train, or if a parameter or buffer is of a kind that fedray can't
     handle, such as complex parameters or sparse buffers.

@@ -18,10 +18,14 @@ from fedray.gradients.watching import Watching, read
 
 
 class OfModel:
-    """What no loss or metric may read: the trained parameters of ``modules``, and the tensors that a forward pass in
-    training mode changes, or makes and keeps. ``modules`` are the run's model and, if there is one, the module that the
-    user passed. Which tensors change is found out by a forward pass of the first of them on the inputs ``x [b, ...]``.
-    fedray trains copies of a model, so a loss that reads from the model would see other numbers."""
+    """The tensors of a model that no loss or metric may read: its trained parameters, and the tensors that a forward
+    pass in training mode changes, or makes and leaves in the module. fedray trains copies of the model, so a loss that
+    reads them would see other numbers than those that are trained.
+
+    Args:
+        modules: The run's model and, if there is one, the module that the user passed from Python.
+        x: Inputs ``[b, ...]`` for a forward pass of the first module, which shows what such a pass changes or makes.
+    """
 
     def __init__(self, modules: Sequence[nn.Module], x: Any) -> None:
         first, self.modules = modules[0], modules
@@ -34,11 +38,11 @@ class OfModel:
         self.passing |= {name for name, value in buffers.items() if name in now and not same_bits(now[name], value)}
 
     def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
-        """Checks that the loss or metric ``function``, called ``what`` in messages, reads nothing of the model, by
-        calling it with ``outputs`` and ``targets``. Raises :class:`UserError` if it does.
+        """Checks that the loss or metric ``function`` reads nothing of the model, by calling it with ``outputs`` and
+        ``targets``. Returns whether the function has parameters of its own, which is the case if its values have a
+        gradient although the outputs have none.
 
-        Returns whether the function has parameters of its own: its values have a gradient although the outputs have
-        none.
+        Raises :class:`UserError` if the function reads something of the model. ``what`` is its name in the message.
         """
         watch = Watching(read)
         with torch.enable_grad(), watch:

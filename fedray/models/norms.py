@@ -15,13 +15,19 @@ from fedray.errors import UserError
 
 
 def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
-    """Replaces the BatchNorm and GroupNorm layers of ``module``, in place, by the layers that ``norm`` (``model.norm``)
-    names.
+    """Replaces the BatchNorm and GroupNorm layers of ``module``, in place, as ``model.norm`` asks for. New layers begin
+    as in torch, with weight 1 and bias 0. LayerNorm and other layers stay.
 
-    ``batch`` turns GroupNorm into BatchNorm for images, ``group`` turns all into GroupNorm with ``groups`` groups, and
-    ``none`` removes them. New layers begin as in torch, with weight 1 and bias 0. LayerNorm and other layers stay.
-    ``name`` is the model's name in messages. Raises :class:`UserError` if there is no layer to replace, or if its
-    channels can't be divided into the groups.
+    Args:
+        module: The model.
+        norm: ``batch`` turns GroupNorm into BatchNorm for images, ``group`` turns all these layers into GroupNorm, and
+            ``none`` removes them.
+        groups: The number of groups of a new GroupNorm, ``model.norm_groups``.
+        name: The model's name in error messages.
+
+    Raises:
+        UserError: There is no layer to replace, the model is itself such a layer, or the channels of a layer can't be
+            divided into the groups.
     """
     layers = module.named_modules(remove_duplicate=False)
     found = {place: layer for place, layer in layers if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm))}

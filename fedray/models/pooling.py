@@ -26,10 +26,10 @@ _convolution_backward = torch.ops.aten.convolution_backward.default
 
 
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """Returns ``max_pool2d(relu(conv(x)), 2)`` of images ``x [b, c, h, w]``, for a convolution of stride 1 with bias.
-    In training of small networks on a CPU, it is faster than the three operations of torch.
+    """Returns ``max_pool2d(relu(conv(x)), 2)`` of images ``x [b, c, h, w]``, for a convolution ``conv`` of stride 1
+    with bias. In training of small networks on a CPU, this is faster than the three operations of torch.
 
-    If entries of a pooling window are equal, the gradient may go to a different one than in torch.
+    If entries of a pooling window are equal, the gradient may go to another one of them than in torch.
     """
     # ReLU comes last, on the smaller image: it gives the same as before the maxima
     if not torch.is_grad_enabled() or not _is_supported(x, conv):
@@ -64,13 +64,14 @@ def _contiguous_copy(weight: Tensor) -> Tensor:
 
 
 def _kernels_of_two_rows(weight: Tensor) -> Tensor:
-    """Returns kernels ``[2 * out, in, k + 1, k]`` with which a convolution of stride 2 computes two rows at once; the
-    lower row is in the second half of the channels."""
+    """Returns kernels ``[2 * out, in, k + 1, k]``, made of ``weight [out, in, k, k]``, with which a convolution of
+    stride 2 computes two rows of the image at once; the lower row is in the second half of the channels."""
     return torch.cat((F.pad(weight, (0, 0, 0, 1)), F.pad(weight, (0, 0, 1, 0))))
 
 
 def _kernels_of_two_columns(weight: Tensor) -> Tensor:
-    """Returns kernels ``[2 * out, in, k, k + 1]`` with which a convolution of stride 2 computes two columns at once."""
+    """Returns kernels ``[2 * out, in, k, k + 1]``, made of ``weight [out, in, k, k]``, with which a convolution of
+    stride 2 computes two columns of the image at once; the right column is in the second half of the channels."""
     return torch.cat((F.pad(weight, (0, 1)), F.pad(weight, (1, 0))))
 
 

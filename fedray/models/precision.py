@@ -27,11 +27,20 @@ kernels."""
 
 
 def check_precision(precision: str, device: str, module: nn.Module, name: str, task: Task, x: Any, y: Tensor) -> None:
-    """Checks that ``module``, called ``name`` in messages, can be trained in ``precision``, a value of
-    ``train.precision``, on ``device`` (``cpu`` or ``cuda``), and raises :class:`UserError` if it can't. On a GPU
-    nothing is checked.
+    """Checks that a model can be trained in a numeric precision, by computing a trial gradient in it. On a GPU nothing
+    is checked.
 
-    A trial gradient is computed for ``task``, on samples ``x [b, ...]`` and ``y [b, ...]`` of the data.
+    Args:
+        precision: A value of ``train.precision``.
+        device: Where clients are trained, ``cpu`` or ``cuda``.
+        module: The model.
+        name: The model's name in error messages.
+        task: The task, whose loss is differentiated.
+        x: Inputs ``[b, ...]`` of some samples of the data.
+        y: Their targets ``[b, ...]``.
+
+    Raises:
+        UserError: The model can't be trained in this precision on a CPU.
     """
     if device != "cpu" or precision == "fp32":
         return
@@ -48,11 +57,11 @@ def check_precision(precision: str, device: str, module: nn.Module, name: str, t
 
 
 def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y: Tensor) -> str | None:
-    """Returns the reason why ``module`` can't be trained in ``precision`` on a processor like this one, as text for
-    messages, or None if it can.
+    """Returns the reason why ``module`` can't be trained in ``precision`` (a value of ``train.precision``) on a
+    processor like this one, as text for messages, or None if it can.
 
-    A trial gradient is computed for ``task``, on samples ``x [b, ...]`` and ``y [b, ...]`` of the data. PyTorch lacks
-    some kernels for some types and processors: LSTMs in fp16, for example.
+    A trial gradient of the loss of ``task`` is computed, on samples with inputs ``x [b, ...]`` and targets
+    ``y [b, ...]``. PyTorch lacks some kernels for some types and processors: LSTMs in fp16, for example.
     """
     network = LoopNetwork(copied(module), task, precision=precision)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
@@ -65,9 +74,10 @@ def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y:
 
 
 def faster_precision(train: TrainConfig, device: str, flops: float) -> str | None:
-    """Returns a note for the user that other precisions than fp32 would be faster on a GPU. Returns None if ``device``
-    is not ``cuda``, if the user has chosen a precision, if the model is so small that precision makes no difference, or
-    if the GPU of this machine has no faster precision. ``flops`` are the FLOPs of a mini-batch's forward pass."""
+    """Returns a note for the user that training on a GPU would be faster in another precision than fp32, the default.
+    Returns None if ``device`` is not ``cuda``, if the user has chosen a precision in ``train`` (a section of the
+    configuration), if the model is so small that precision makes no difference, or if the GPU of this machine has no
+    faster precision. ``flops`` are the FLOPs of a mini-batch's forward pass."""
     if device != "cuda" or "precision" in train.model_fields_set or flops < LEAST_FLOPS:
         return None
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < TENSOR_CORES:

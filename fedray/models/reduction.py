@@ -38,8 +38,9 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """A function that takes targets and returns, in the same shape, the weight of each target in a mean: the entry of
-    ``weights [classes]`` for the target's class (1 if ``weights`` is None), and 0 if the target is ``ignored``."""
+    """A function that returns by how much each target counts in the mean of a loss with class weights. It takes
+    targets, which are class numbers, and returns weights in the same shape: the entry of ``weights [classes]`` for the
+    target's class (1 if ``weights`` is None), and 0 if the target is ``ignored``."""
 
     weights: Tensor | None
     ignored: int
@@ -52,12 +53,12 @@ class ClassWeights:
 
 
 def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Counting | None]:
-    """Turns the user's ``loss``, which may be a module of torch that returns a mean, into a loss of each sample.
-    Returns it as a function, and a second function that returns the weight of each target in the mean; the second one
-    is None if all targets count the same.
+    """Turns the user's ``loss``, which may be a loss module of torch that returns a mean, into a loss of each sample.
+    Returns two functions: this loss, and one that returns the weight of each target in the mean, or None if all targets
+    count the same.
 
-    ``what`` names the loss in messages, and ``targets`` are some of its targets. Raises :class:`UserError` for a loss
-    that sums over samples, or whose ``__init__`` did not call that of nn.Module.
+    ``what`` names the loss in error messages, and ``targets`` are targets of some samples of the data. Raises
+    :class:`UserError` for a loss that sums over samples, or whose ``__init__`` did not call that of nn.Module.
     """
     if isinstance(loss, nn.Module):
         require_made(loss, what)
@@ -82,9 +83,13 @@ def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Coun
 def require_same_mean(
     what: str, loss: Any, outputs: Any, targets: Tensor, each: Tensor, weights: Tensor | None
 ) -> None:
-    """Checks that fedray computes the same mean as the user's ``loss``, if this is a module of torch that returns a
-    mean. Raises :class:`UserError` if ``loss(outputs, targets)`` is not the mean of the samples' losses ``each [b]``
-    with the weights ``weights [b]`` (None for equal weights). ``what`` names the loss in messages."""
+    """Checks that fedray computes the same mean loss as the user's ``loss`` does, if this is a loss module of torch
+    that returns a mean; any other loss is accepted unchecked.
+
+    Raises :class:`UserError` if ``loss(outputs, targets)`` is not the mean of ``each [b]``, the samples' losses as
+    fedray computes them, with the weights ``weights [b]`` (None for equal weights). ``what`` names the loss in the
+    message.
+    """
     if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "none") == "none":
         return
     original, found = float(loss(outputs, targets)), float(mean_loss(each, weights))
@@ -96,8 +101,9 @@ def require_same_mean(
 
 
 def notes_on_parameters(loss: Any, found: bool) -> list[str]:
-    """Returns a list with a warning for the user if the loss has parameters, which fedray does not train: it is a
-    module with parameters, or a trial has ``found`` that it uses some. Otherwise the list is empty."""
+    """Returns a list with a warning for the user if the user's ``loss`` has parameters, because fedray does not train
+    them. Otherwise the list is empty. The loss has parameters if it is a module with trainable parameters, or if
+    ``found`` is True, which says that a trial of the loss has met some."""
     trained = [name for name, p in loss.named_parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
     if not trained and not found:
         return []

@@ -16,8 +16,9 @@ from fedray.models.pooling import conv_relu_pool
 
 
 def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Checks that a model's inputs are images, and returns channels, height and width. Raises ``ValueError`` if
-    ``input_shape`` is not ``(channels, height, width)`` with at least ``least`` x ``least`` pixels."""
+    """Checks that a model's inputs are images, and returns their numbers of channels, rows (height) and columns
+    (width). Raises ``ValueError`` if ``input_shape`` is not ``(channels, height, width)`` with at least ``least`` x
+    ``least`` pixels."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(
             f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
@@ -42,8 +43,8 @@ class Logistic(nn.Module):
 
 
 class Linear(Logistic):
-    """Linear regression on one-hot labels: one linear layer, whose loss is the mean squared error over classes
-    (pFedMo).
+    """Linear regression on one-hot labels, as in the paper of pFedMo: one linear layer, whose loss is the mean squared
+    error over classes.
 
     Inputs ``[b, *input_shape]`` are flattened; outputs are ``[b, classes]``.
     """
@@ -55,8 +56,8 @@ class Linear(Logistic):
 
 
 class MLP(nn.Module):
-    """A multi-layer perceptron with ReLU. Without ``hidden`` it has the layers 784-100-10 of FedTrip's, 79,510
-    parameters.
+    """A multi-layer perceptron with ReLU. By default it has one hidden layer of 100 units, like the MLP of FedTrip's
+    paper: 784-100-10 for MNIST, 79,510 parameters.
 
     ``hidden`` lists the sizes of the layers between input and output. Inputs ``[b, *input_shape]`` are flattened;
     outputs are logits ``[b, classes]``.
@@ -112,21 +113,20 @@ class LeNet5(nn.Module):
 
 
 class FedTripCNN(nn.Module):
-    """FedTrip's CNN (Plato's lenet5): LeNet-5 with a convolution as its third layer, of 120 channels and 5 x 5 kernels.
+    """The CNN of FedTrip's paper (lenet5 in the framework Plato): LeNet-5 whose third layer is a convolution, of 120
+    channels and 5 x 5 kernels.
 
-    It maps images of at least 28 x 28 pixels to logits ``[b, classes]``. For 28 x 28 pixels it has as many parameters
-    as LeNet-5.
+    It maps images of at least 28 x 28 pixels to logits ``[b, classes]``. ``input_shape`` is (channels, height, width).
+    For 28 x 28 pixels it has as many parameters as LeNet-5.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, height, width = image_shape(input_shape, least=12)
+        channels, height, width = image_shape(input_shape, least=28)
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.conv3 = nn.Conv2d(16, 120, 5)
         height, width = (height // 2 - 4) // 2 - 4, (width // 2 - 4) // 2 - 4
-        if height < 1 or width < 1:
-            raise ValueError("images must be at least 28 x 28")
         self.fc1 = nn.Linear(120 * height * width, 84)
         self.fc2 = nn.Linear(84, classes)
         self.to(memory_format=torch.channels_last)

@@ -9,11 +9,11 @@ from fedray.errors import UserError
 
 
 def require_made(module: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
-    """Checks that torch can use ``module``, called ``what`` in messages. Raises :class:`UserError` if the ``__init__``
-    of the module, or of a layer in it, did not call that of nn.Module.
+    """Checks that torch can use ``module``: the ``__init__`` of the module, and of each layer in it, must have called
+    that of nn.Module. Returns the module and all layers in it, as a list of (name, layer), where the module itself has
+    an empty name. Layers inside TorchScript modules are left out.
 
-    Returns the module and all layers in it, as a list of (name, layer), where the module itself has an empty name.
-    Layers inside TorchScript modules are left out.
+    Raises :class:`UserError` if such a call is missing. ``what`` is the module's name in the message.
     """
     # torch's named_modules() fails on such a layer
     left, found = [("", module)], dict[nn.Module, str]()
@@ -32,9 +32,9 @@ def require_made(module: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
 
 
 def require_trainable_kind(module: nn.Module, what: str) -> None:
-    """Checks that ``module``, called ``what`` in messages, can be trained at all. Raises :class:`UserError` if the
-    ``__init__`` of one of its layers did not call that of nn.Module, or if the module or one of its layers is a
-    TorchScript module."""
+    """Checks that ``module`` is of a kind that can be trained. Raises :class:`UserError` if the ``__init__`` of one of
+    its layers did not call that of nn.Module, or if the module or one of its layers is a TorchScript module. ``what``
+    is the module's name in the message."""
     for name, layer in require_made(module, what):
         if isinstance(layer, torch.jit.ScriptModule):
             which = f"its layer {name} is" if name else "it is"

@@ -45,23 +45,29 @@ def samples_of_trial(batch_size: int) -> int:
     """Returns how many samples :func:`stacking_obstacle` needs to find out whether clients can be trained in stacks, if
     mini-batches have ``batch_size`` samples.
 
-    The trial uses mini-batches of that size, but of at most :data:`LARGEST` samples. Smaller ones than these would not
-    be enough, because some models mix samples only in large batches.
+    The trial uses mini-batches of that size, but of at most :data:`LARGEST` samples. Smaller ones would not be enough,
+    because some models mix samples only in large batches.
     """
     return CLIENTS * min(batch_size, LARGEST)
 
 
 def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: str = "cpu") -> str | None:
-    """Finds out whether clients of ``module`` can be trained in stacks (several clients at once). Returns None if they
-    can, and otherwise the reason why they can't, as text for messages.
+    """Finds out whether clients can be trained in stacks, that is, several clients at once as one batched computation.
+    Returns None if they can, and otherwise the reason why they can't, as text for messages.
 
     A stack pads the batches of smaller clients with samples whose losses are left out. That is correct as long as no
     sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with the
-    gradients of its clients one by one, and with those of a stack that has other samples as padding. The layers are
-    those that stacks use on ``device``, even if this machine has no such device.
+    gradients of its clients one by one, and with those of a stack that has other samples as padding. The trial takes a
+    second, because it imports torch's compiler.
 
-    ``x [n, ...]`` and ``y [n, ...]`` are samples of the data, because not every model takes random numbers as inputs; n
-    is :func:`samples_of_trial`. The trial takes a second, because it imports torch's compiler.
+    Args:
+        module: The model.
+        task: The task, whose loss is differentiated.
+        x: Inputs ``[n, ...]`` of samples of the data, where n is the result of :func:`samples_of_trial`. They are real
+            samples because not every model takes random numbers.
+        y: Their targets ``[n, ...]``.
+        device: ``cpu`` or ``cuda``. Layers are computed as stacks compute them there, even if this machine has no such
+            device.
     """
     if hooked := hooked_parameter(module):
         return hooked
@@ -92,8 +98,8 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: 
 
 
 class _Trial(NamedTuple):
-    """The gradients ``[C, width]`` of C clients, computed in three ways: ``together`` in a stack, ``otherwise`` in a
-    stack that is padded with other samples, and ``alone`` one by one."""
+    """The gradients ``[C, width]`` of C clients, computed in three ways: ``together`` in a stack (all clients at once),
+    ``otherwise`` in a stack that is padded with other samples, and ``alone`` client by client."""
 
     together: Tensor
     otherwise: Tensor
@@ -101,8 +107,8 @@ class _Trial(NamedTuple):
 
     @property
     def off(self) -> float:
-        """The largest difference between a client's gradient in a stack and its gradient alone, relative to the length
-        of the latter."""
+        """The largest difference between a client's gradient in a stack and its gradient computed alone, relative to
+        the length of the latter."""
         differences = [(each - self.alone).norm(dim=1) for each in (self.together, self.otherwise)]
         return float((torch.maximum(*differences) / self.alone.norm(dim=1).clamp(min=1e-12)).max())
 
@@ -154,8 +160,8 @@ def hooked_parameter(module: nn.Module) -> str | None:
 
 
 def _models_near_the_initial_one(network: Network, clients: int) -> Model:
-    """Returns models of several clients that differ from each other and have no weights of zero, because a layer of
-    zeros would hide mistakes in the layers before it."""
+    """Returns models of ``clients`` clients that differ a little from the initial model of ``network`` and from each
+    other. They have no weights of zero, because a layer of zeros would hide mistakes in the layers before it."""
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
     scale, shift = torch.from_numpy(noise).to(network.dtype)
     return network.layout.model(network.loaded().row * (1 + 0.1 * scale) + 0.02 * shift)

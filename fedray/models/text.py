@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 class ShakespeareLSTM(nn.Module):
     """A network that predicts the next character of a text: an embedding of 8 numbers, two LSTM layers of 100, and a
-    linear layer on the last step; 133,520 parameters for 80 characters.
+    linear layer on the output of the last step; 133,520 parameters for 80 characters.
 
     It is LEAF's and GHBM's network (Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018; Zaccone et al., TMLR
-    2025). Inputs are whole numbers ``[b, length]``, one for each character, and outputs are logits ``[b, classes]``.
+    2025). Inputs are whole numbers ``[b, length]``, one for each character, and outputs are logits ``[b, classes]``,
+    where ``classes`` is the number of different characters. ``input_shape`` is (length,).
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -31,7 +32,8 @@ class StackOverflowLSTM(nn.Module):
 
     It is the network of S. J. Reddi et al.: Adaptive Federated Optimization, ICLR 2021 (with torch's two biases for
     each gate, where theirs has one: 2,680 parameters more). Inputs are whole numbers ``[b, length]``, one for each
-    word, and outputs are logits ``[b, length, classes]``.
+    word, and outputs are logits ``[b, length, classes]``, where ``classes`` is the number of different words.
+    ``input_shape`` is (length,).
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:

@@ -26,10 +26,11 @@ TWO_OUTPUTS = ("googlenet", "inception_v3")
 class AlexNet(nn.Module):
     """AlexNet for small images, 2,729,290 parameters for CIFAR-10.
 
-    It maps images of at least 9 x 9 pixels to logits ``[b, classes]``: five convolutions, of which the first has 7 x 7
-    kernels and the first two are followed by max-pooling, the mean over all places, and two linear layers with dropout
-    before each. A. Krizhevsky: One weird trick for parallelizing convolutional neural networks. arXiv 1404.5997, 2014,
-    with the layers of the code of FedTrip's authors.
+    It maps images of at least 9 x 9 pixels to logits ``[b, classes]``; ``input_shape`` is (channels, height, width). It
+    has five convolutions, of which the first has 7 x 7 kernels and the first two are followed by max-pooling, then the
+    mean over all pixels, and two linear layers with dropout before each. A. Krizhevsky: One weird trick for
+    parallelizing convolutional neural networks. arXiv 1404.5997, 2014, with the layers of the code of FedTrip's
+    authors.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -55,10 +56,10 @@ class AlexNet(nn.Module):
 class FireNet(nn.Module):
     """FireNet, three convolutions and three linear layers for photographs of fire, 646,818 parameters for 2 classes.
 
-    It maps images of at least 22 x 22 pixels to logits ``[b, classes]``; in the paper they have 64 x 64 pixels. Each
-    convolution has 3 x 3 kernels, ReLU, 2 x 2 average-pooling and dropout. A. Jadon, M. Omama, A. Varshney, M. S.
-    Ansari, R. Sharma: FireNet: A Specialized Lightweight Fire & Smoke Detection Model for Real-Time IoT Applications.
-    arXiv 1905.11922, 2019.
+    It maps images of at least 22 x 22 pixels (64 x 64 in the paper) to logits ``[b, classes]``; ``input_shape`` is
+    (channels, height, width). Each convolution has 3 x 3 kernels, ReLU, 2 x 2 average-pooling and dropout. A. Jadon, M.
+    Omama, A. Varshney, M. S. Ansari, R. Sharma: FireNet: A Specialized Lightweight Fire & Smoke Detection Model for
+    Real-Time IoT Applications. arXiv 1905.11922, 2019.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -82,29 +83,34 @@ class FireNet(nn.Module):
 def vgg16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """VGG-16 of torchvision, without BatchNorm, 134,301,514 parameters for 10 classes.
 
-    The function returns the network with random initial weights, for images of at least 32 x 32 pixels. Features of
-    images smaller than 224 x 224 are scaled to 7 x 7 by average-pooling. K. Simonyan, A. Zisserman: Very Deep
-    Convolutional Networks for Large-Scale Image Recognition. ICLR 2015, configuration D.
+    The function returns the network with random initial weights, for images of at least 32 x 32 pixels; ``input_shape``
+    is (channels, height, width). Features of images smaller than 224 x 224 are scaled to 7 x 7 by average-pooling. K.
+    Simonyan, A. Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition. ICLR 2015, configuration
+    D.
     """
     return _made("vgg16", input_shape, classes, least=32)
 
 
 def resnet18(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
-    """ResNet-18 with BatchNorm, 11,173,962 parameters for 10 classes; a stem for small images unless ``stem=imagenet``.
+    """ResNet-18 with BatchNorm, 11,173,962 parameters for 10 classes, with first layers for small images unless
+    ``stem=imagenet``.
 
-    The function returns the network with random initial weights. The small stem is one convolution with 3 x 3 kernels
-    that keeps the image's size. ImageNet's halves it twice, by a convolution with 7 x 7 kernels and max-pooling; then
-    the network is torchvision's, 11,181,642 parameters. K. He, X. Zhang, S. Ren, J. Sun: Deep Residual Learning for
-    Image Recognition. CVPR 2016.
+    The function returns the network with random initial weights, for ``input_shape`` (channels, height, width). For
+    small images, the first layers (the stem) are one convolution with 3 x 3 kernels, which keeps the image's size.
+    ImageNet's stem halves the size twice, by a convolution with 7 x 7 kernels and max-pooling; then the network is
+    torchvision's, 11,181,642 parameters. K. He, X. Zhang, S. Ren, J. Sun: Deep Residual Learning for Image Recognition.
+    CVPR 2016.
     """
     return _with_stem(_made("resnet18", input_shape, classes, least=8), stem)
 
 
 def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
-    """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless ``stem=imagenet``.
+    """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes, with first layers for small images unless
+    ``stem=imagenet``.
 
-    The function returns the network with random initial weights. The paper and the stems are those of ``resnet18``.
-    MOON and FedSiam-DA train it on CIFAR with further heads (``model.head``).
+    The function returns the network with random initial weights, for ``input_shape`` (channels, height, width). The
+    paper and the stems (first layers) are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with further
+    heads (``model.head``).
     """
     return _with_stem(_made("resnet50", input_shape, classes, least=8), stem)
 
@@ -112,9 +118,9 @@ def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", 
 def mobilenet_v2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """MobileNetV2 of torchvision, with BatchNorm and dropout, 3,504,872 parameters for 1,000 classes.
 
-    The function returns the network with random initial weights, for images of at least 32 x 32 pixels, whose size it
-    divides by 32. M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen: MobileNetV2: Inverted Residuals and Linear
-    Bottlenecks. CVPR 2018.
+    The function returns the network with random initial weights, for images of at least 32 x 32 pixels, whose height
+    and width it divides by 32; ``input_shape`` is (channels, height, width). M. Sandler, A. Howard, M. Zhu, A.
+    Zhmoginov, L.-C. Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks. CVPR 2018.
     """
     return _made("mobilenet_v2", input_shape, classes, least=32)
 
@@ -122,19 +128,19 @@ def mobilenet_v2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def vit_b_16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Vision Transformer ViT-B/16 of torchvision for square images of any multiple of 16 pixels, 86 million parameters.
 
-    The function returns the network with random initial weights. A. Dosovitskiy et al.: An Image is Worth 16x16 Words:
-    Transformers for Image Recognition at Scale. ICLR 2021.
+    The function returns the network with random initial weights, for ``input_shape`` (channels, size, size). A.
+    Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale. ICLR 2021.
     """
     return _made("vit_b_16", input_shape, classes, least=16)
 
 
 def torchvision_model(name: str) -> Callable[..., nn.Module]:
-    """Returns a function that makes the torchvision classifier ``name``, such as ``resnet34``, with random initial
-    weights, when it is called with ``input_shape``, ``classes`` and options. In configurations the classifier is named
-    ``torchvision:NAME``.
+    """Returns a function that makes the torchvision classifier ``name``, such as ``resnet34``, which configurations
+    name ``torchvision:resnet34``. The function takes ``input_shape`` (channels, height, width), ``classes`` (their
+    number) and the arguments of the classifier's class in torchvision as options. The module that it returns has random
+    initial weights.
 
-    Its options are the arguments of the classifier's class in torchvision. Raises :class:`UserError` if there is no
-    such classifier.
+    Raises :class:`UserError` if torchvision has no such classifier.
     """
     from torchvision import models
 

@@ -59,9 +59,9 @@ Figures = Iterator[tuple[str, Figure]]
 
 
 def run_page(folder: Path) -> Page:
-    """Makes the page about the run in ``folder``, which ``fedray report`` writes: its results, curves, partition, the
-    scores of single clients, the drift of clients and the time of rounds, as far as these were recorded. Raises
-    :class:`UserError` if the run has not ended, or if the folder is damaged."""
+    """Returns the HTML page about the run in ``folder``, which ``fedray report`` writes to a file. It shows the run's
+    results, curves, partition, the scores of single clients, the drift between clients' models and the time of rounds,
+    as far as these were recorded. Raises :class:`UserError` if the run has not ended, or if the folder is damaged."""
     run = read_run(folder)
     if isinstance(run, LeftOut):
         raise UserError(f"there is nothing to report of {folder}: {run.reason}")

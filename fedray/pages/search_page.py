@@ -32,16 +32,18 @@ MOST_TRIALS = 50
 
 
 def sweep_page(spec: SweepSpec) -> Page:
-    """Makes the page about a sweep, which ``fedray report`` writes: the table of its trials, and pictures of them. It
-    also writes these tables and pictures into the folder ``report`` of the sweep."""
+    """Returns the HTML page about a sweep (a search over hyper-parameters), which ``fedray report`` writes to a file.
+    It shows the table of the sweep's trials, and pictures of them. These tables and pictures are also written into the
+    folder ``report`` of the sweep."""
     section = _of_sweep(spec)
     return Page(f"Sweep {spec.name}", [str(spec.folder.resolve())], [section])
 
 
 def suite_page(suite: Suite) -> Page:
-    """Makes the page about a suite, which ``fedray report`` writes: the table of the best trials on fresh seeds, and
-    the results of the sweep of each algorithm. It also writes the suite's table into the suite's folder, and the report
-    of each sweep into the sweep's folder."""
+    """Returns the HTML page about a suite (a comparison of algorithms), which ``fedray report`` writes to a file. It
+    shows the table of the best trials, which ran again on seeds that no trial had used, and the results of the search
+    for each algorithm. The table is also written into the suite's folder, and a report of each search into the search's
+    folder."""
     _, _, curves = write_suite(suite)
     table, notes = suite_for_people(suite)
     winners = Section(
@@ -73,7 +75,7 @@ def _of_sweep(spec: SweepSpec) -> Section:
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table for the page, with texts as cells: numbers with four digits, or all digits before the point,
+    """Returns a table for the page, with texts as cells: numbers with four digits (or all digits before the point),
     bytes and FLOPs with units, and empty cells for missing values."""
 
     def text(value: object, unit: str) -> str:

@@ -1,4 +1,5 @@
-"""Brings a folder on this machine to the state that a remote folder shows."""
+"""Downloads runs and sweeps from a URI, such as ``s3://bucket/runs``, so that they can be read or continued on this
+machine."""
 
 from __future__ import annotations
 
@@ -24,10 +25,18 @@ PARTLY = "partly"
 
 
 def fetch(storage: Storage, folder: Path, wanted: Callable[[str], bool] = lambda name: True, note: str = "") -> None:
-    """Makes the files in ``folder`` those of the state that ``storage`` shows. Files that are there already are not
-    sent. Only names for which ``wanted`` returns true are taken. The folder is noted to have that state, or ``note``.
+    """Downloads a run or sweep from ``storage``, so that ``folder`` has the same files. Files that are there already
+    are not downloaded again. Other files that :func:`scan` finds in ``folder`` are removed.
 
-    Raises :class:`UserError` if the remote folder shows no state, or files that are not as its manifest says.
+    Args:
+        storage: the remote folder of the run or sweep.
+        folder: the folder on this machine.
+        wanted: ``wanted(name)`` says whether a file should be downloaded, by its relative name.
+        note: the name that is recorded in ``folder`` for the state that it has now; "" for the name of the remote
+            state.
+
+    Raises:
+        UserError: fedray has written nothing to the remote folder, or files differ from what its manifest says.
     """
     for _ in range(CHANGES):
         manifest = read_manifest(storage)
@@ -49,8 +58,8 @@ def fetch(storage: Storage, folder: Path, wanted: Callable[[str], bool] = lambda
 
 
 def _take(storage: Storage, manifest: Manifest, files: dict[str, File], folder: Path) -> list[str]:
-    """Downloads ``files`` of the state ``manifest`` into ``folder`` and removes all others. Returns the names of those
-    that are not at hand in this state."""
+    """Downloads ``files``, those of the state ``manifest``, into ``folder``, and removes all others there. Returns the
+    names of the files that ``storage`` does not have in this state."""
     there = scan(folder)
     for name in there.keys() - files.keys():
         (folder / name).unlink(missing_ok=True)
@@ -70,7 +79,9 @@ def _take(storage: Storage, manifest: Manifest, files: dict[str, File], folder: 
 
 
 def fetch_new(uri: str, folder: Path) -> None:
-    """Brings the runs at ``uri`` that are not in ``folder`` yet to their places in it, without their checkpoints."""
+    """Downloads the runs below ``uri`` that ``folder`` does not have yet, such as trials of a sweep, without their
+    checkpoints. A run gets the same relative path in ``folder``. Raises :class:`UserError` if the storage can't be
+    read."""
     with _reading(uri):
         storage = Storage(uri)
         for name in _mirrored(storage):
@@ -79,13 +90,13 @@ def fetch_new(uri: str, folder: Path) -> None:
 
 
 def fetched_place(uri: str) -> Path:
-    """Returns the folder in the user's cache into which :func:`fetched` brings what is at ``uri``."""
+    """Returns the folder in the user's cache into which :func:`fetched` downloads the results at ``uri``."""
     return cache_folder() / "fetched" / cache_name(uri)
 
 
 def fetched(uri: str) -> Path:
-    """Brings all runs and sweeps at ``uri`` and below it to this machine, without their checkpoints, for commands that
-    read them. Returns the folder that stands for ``uri``.
+    """Downloads all runs and sweeps at ``uri`` and below it, without their checkpoints, so that commands can read them.
+    Returns the folder on this machine that holds them, in place of ``uri``.
 
     Raises :class:`UserError` if there are none, or the storage can't be read.
     """
@@ -104,8 +115,11 @@ def fetched(uri: str) -> Path:
 
 
 def as_path(named: str | Path) -> Path:
-    """Returns the path of the folder of results, or of the file in one, that a user calls ``named``. Of a URI the whole
-    folder is fetched (:func:`fetched`)."""
+    """Returns the path on this machine of results that a user names by a path or by a URI: a folder, or a file in one.
+
+    If it is a URI, the whole folder is downloaded first, also for the URI of a file (safetensors or yaml); see
+    :func:`fetched`.
+    """
     if not (isinstance(named, str) and is_uri(named)):
         return Path(named)
     name = Path(shown(named)).name
@@ -113,8 +127,13 @@ def as_path(named: str | Path) -> Path:
 
 
 def publish(uri: str, folder: Path, paths: Iterable[Path]) -> list[str]:
-    """Sends the files ``paths``, which a command has made in ``folder`` from what is at ``uri``, to their places there,
-    and returns their URIs."""
+    """Sends files that a command has made from downloaded results, such as a report, to where the results are. Returns
+    the files' URIs.
+
+    ``uri`` is where the results are, ``folder`` is where they were downloaded to, and ``paths`` are files in
+    ``folder``. They get the same relative paths below ``uri``. Raises :class:`UserError` if the storage can't be
+    written to.
+    """
     storage = Storage(uri)
     names = [path.relative_to(folder).as_posix() for path in paths]
     try:
@@ -138,5 +157,5 @@ def _is_for_reading(name: str) -> bool:
 
 
 def _mirrored(storage: Storage) -> list[Path]:
-    """Returns the relative paths of all folders below ``storage`` that show a state, the upper ones first."""
+    """Returns the relative paths of all folders below ``storage`` that hold a run or sweep, the upper ones first."""
     return [Path(name).parents[1] for name in sorted(storage.names()) if f"/{name}".endswith(f"/{NAME}")]

@@ -1,4 +1,5 @@
-"""The folder on this machine whose files are mirrored: what is in it, and which remote state it had last."""
+"""Looks at a folder on this machine that is kept equal to a URI: which files are in it, and which state of the remote
+files it had last."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ with older ones."""
 
 @dataclass(frozen=True)
 class Stamp:
-    """What shows whether a file has changed: its size, its time and its inode."""
+    """Facts that show whether a file has changed: its size in bytes, the time of its last change in nanoseconds, and
+    its inode number."""
 
     size: int
     time: int
@@ -33,20 +35,21 @@ class Stamp:
 
 
 def aside_of(folder: Path) -> Path:
-    """Returns the folder beside ``folder`` that its mirror uses. It also marks ``folder`` as one that has a mirror of
-    its own, so that the mirror of a folder above leaves it out."""
+    """Returns the folder for temporary files of the thread that copies ``folder`` to a URI (its mirror). It lies beside
+    ``folder``. While it exists, the mirror of a folder above leaves ``folder`` out."""
     return folder.with_name(f".{folder.name}.mirror")
 
 
 def commits_of(folder: Path) -> list[str]:
-    """Returns the names of the remote states of which ``folder`` has everything."""
+    """Returns the names of the remote states (versions of the files at a URI) that ``folder`` has, in the same or a
+    newer version. If it was never copied to or from a URI, the only name is :data:`EMPTY`."""
     with contextlib.suppress(OSError):
         return (folder / COMMIT).read_text(encoding="utf-8").split()
     return [EMPTY]
 
 
 def was_mirrored(folder: Path) -> bool:
-    """Returns whether ``folder`` has had a remote state, or was to become one."""
+    """Returns whether ``folder`` was ever copied to a URI or downloaded from one, at least in part."""
     return (folder / COMMIT).exists()
 
 
@@ -55,13 +58,14 @@ def note_commits(folder: Path, *commits: str) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Renames ``folder`` to a name such as NAME.bak-1, which is returned."""
+    """Renames ``folder`` to a free name such as NAME.bak-1, and returns its new path."""
     return folder.rename(free_name(folder))
 
 
 def scan(folder: Path) -> dict[str, Stamp]:
-    """Returns the files in ``folder`` and below it, by their names relative to it. Hidden ones, and folders that have a
-    mirror of their own, as those of a sweep's trials, are left out."""
+    """Returns the files in ``folder`` and below it: a dict with a stamp for each name, which is a path relative to
+    ``folder``. Hidden files are left out, and so are folders that are copied to a URI separately, such as those of a
+    sweep's trials."""
     while folder.is_dir():
         # what was listed and is gone, such as an old checkpoint, may have been replaced by what was not listed yet
         with contextlib.suppress(FileNotFoundError):
@@ -82,8 +86,12 @@ def _files(folder: Path) -> Iterator[tuple[Path, Stamp]]:
 
 
 def freeze(path: Path, frozen: Path) -> Stamp:
-    """Makes ``frozen`` another name of the file ``path``, which stays when the file is removed or replaced, and returns
-    its stamp. Where the disk knows no such names it is a copy. A file to which is appended grows under both names."""
+    """Makes a hard link ``frozen`` to the file ``path``, so that its content can still be read when ``path`` is removed
+    or replaced. Returns the file's stamp (size, time and inode).
+
+    If the disk can't make hard links, ``frozen`` is a copy. What is appended to ``path`` later also appears in a hard
+    link.
+    """
     before = stamp_of(path)
     try:
         os.link(path, frozen)

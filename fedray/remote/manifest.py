@@ -1,8 +1,9 @@
-"""The manifest: the list of a remote folder's files, which is written last and so makes a new state visible at once.
+"""The manifest of a remote folder: the list of its files with their digests. It is written last, so that all changes
+since the last manifest become visible at once, as a new state of the folder.
 
-A file that the list did not have before is sent to its place, where nobody looks for it yet. One that replaces another
-is sent to a staging area, and moved to its place once the manifest names it. So at any moment, also after a writer was
-killed, the manifest names files that are all there: in their places, or in the staging area.
+A file with a new name is sent to its place, where nobody looks for it yet. A file that replaces another is sent to a
+staging area, and moved to its place once the new manifest is there. So at any moment, even after a writer was killed,
+all files that the manifest names exist: in their places, or in the staging area.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class File:
-    """A file of a remote folder: its size in bytes and its sha256."""
+    """A file of a remote folder: its size in bytes, and its sha256 as hexadecimal digits."""
 
     size: int
     sha256: str
@@ -31,32 +32,36 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A state of a remote folder, named by the text ``commit``: its ``files`` by name. Those whose names are in
-    ``staged`` may still be in the staging area."""
+    """The files that a remote folder has in one state, which is named by the text ``commit``.
+
+    ``files`` are the files by name, a path relative to the folder. The files in ``staged`` may still be in the staging
+    area, from which they are moved to their places.
+    """
 
     commit: str
     files: Mapping[str, File] = field(default_factory=dict)
     staged: frozenset[str] = frozenset()
 
     def write(self, storage: Storage) -> None:
-        """Makes this state the visible one."""
+        """Writes the manifest to ``storage``, so that others see this state of the remote folder from now on."""
         files = {name: [file.size, file.sha256] for name, file in self.files.items()}
         content = {"format": FORMAT, "commit": self.commit, "staged": sorted(self.staged), "files": files}
         storage.write(NAME, json.dumps(content).encode())
 
     def settle(self, storage: Storage) -> None:
-        """Moves what is in the staging area to its place, after this state has become visible."""
+        """Moves the files in the staging area of ``storage`` to their places. To be called after :meth:`write`."""
         in_parallel(lambda name: storage.move(staging(self.commit, name), name), sorted(self.staged))
 
 
 def staging(commit: str, name: str) -> str:
-    """Returns the name of the file ``name`` in the staging area of the state ``commit``."""
+    """Returns the name of the file ``name`` in the staging area of the state ``commit``, where it stays until it is
+    moved to its place."""
     return f"{FOLDER}/{commit}/{name}"
 
 
 def read_manifest(storage: Storage) -> Manifest | None:
-    """Returns the visible state of the folder ``storage``, or None if there is none. Raises :class:`UserError` if its
-    manifest can't be read."""
+    """Returns the manifest of the remote folder ``storage``, or None if there is none. Raises :class:`UserError` if it
+    can't be read."""
     found = storage.read_object(NAME)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""Keeps what is at a URI equal to a folder on this machine, in a thread beside the run or sweep that writes the folder.
+"""Copies the folder of a run or sweep to a URI, such as ``s3://bucket/runs``, while the run or sweep writes into it.
 
-The thread lives in the process that the user started, and knows nothing of rounds: it looks at the folder every few
-seconds. So nothing waits for the storage but the end of the run.
+A thread in the process that the user started looks at the folder every few seconds, and sends the files that have
+changed. So the run waits for the storage only at its beginning and its end.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ SILENCE = 10.0
 
 
 class Mirror:
-    """The mirror of ``folder`` at ``uri``; :func:`mirrored` makes one.
+    """Keeps the files at ``uri`` equal to those in ``folder``, in which a run or sweep works (see :func:`mirrored`).
 
     If the storage can't be written to for ``limit`` seconds, the attribute ``error`` says so, and the event that
-    :meth:`on_failure` was given is set. ``say`` shows a line to the user.
+    :meth:`on_failure` was given is set. ``say`` shows a line to the user. ``anew`` says whether a new run or sweep
+    begins in ``folder``, so that nothing is downloaded from ``uri``.
     """
 
     def __init__(self, uri: str, folder: Path, limit: float, say: Callable[[str], None], anew: bool) -> None:
@@ -54,13 +55,15 @@ class Mirror:
         self._failure: threading.Event | None = None
 
     def on_failure(self, event: threading.Event) -> None:
-        """Names the event that is set if the storage can't be written to any more, so that the run ends."""
+        """Lets the mirror set ``event`` if the files can't be kept at the URI any more, so that the run can end. If
+        this has already happened, the event is set at once."""
         self._failure = event
         if self.error is not None:
             event.set()
 
     def begin(self) -> None:
-        """Takes the remote folder, brings ``folder`` to its state unless it is newer, and starts the threads.
+        """Starts the mirror: reserves the URI for this process, downloads what is there into ``folder`` unless
+        ``folder`` is as new or newer, and starts the threads. Returns when the run can begin.
 
         Raises :class:`UserError` if the storage can't be used, or another run is writing there.
         """
@@ -74,14 +77,15 @@ class Mirror:
         threading.Thread(target=self._guarded, args=(work,), name="mirror", daemon=True).start()
 
     def end(self) -> None:
-        """Waits until everything in ``folder`` is at the URI, and gives the remote folder up. Raises
-        :class:`UserError` if that was not possible."""
+        """Waits until all files in ``folder`` are at the URI, ends the threads, and allows other runs to write to the
+        URI. Raises :class:`UserError` if the files could not be sent."""
         self._ending.set()
         where = self.storage.shown
         self._wait(self._ended, lambda: f"bringing {where} up to date: {self._sent} of {self._to_send} files sent ...")
 
     def _wait(self, until: threading.Event, line: Callable[[], str]) -> None:
-        """Waits for ``until``, and says ``line()`` now and then. Raises the mirror's error, if it has one."""
+        """Waits for the event ``until``, and shows ``line()`` to the user every few seconds. Raises the mirror's error,
+        if it has one."""
         while not until.wait(SILENCE):
             # about a storage that does not answer the thread that watches it has lines of its own
             if time.monotonic() - self._contact.answered < SILENCE:
@@ -99,7 +103,7 @@ class Mirror:
         self._ended.set()
 
     def _watch(self) -> None:
-        """Says if the storage does not answer, and ends the mirror after the limit."""
+        """Tells the user if the storage does not answer, and lets the mirror fail after ``limit`` seconds."""
         said = 0.0
         while not self._ended.wait(0.5):
             now = time.monotonic()
@@ -114,7 +118,7 @@ class Mirror:
                 self.say(f"{line}; trying for {self.limit:g} s in all")
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Calls ``work()`` in a thread of the mirror. An error ends the mirror."""
+        """Calls ``work()`` in a thread of the mirror. If it raises an error, the mirror fails."""
         try:
             work()
         except GivenUp:
@@ -128,7 +132,7 @@ class Mirror:
             raise
 
     def _run(self) -> None:
-        """Takes the remote folder, and then sends what has changed until the end."""
+        """Reserves the remote folder, and then sends what has changed in ``folder``, again and again until the end."""
         self._take()
         self._ready.set()
         self._start(self._keep)
@@ -141,13 +145,13 @@ class Mirror:
         self._ended.set()
 
     def _keep(self) -> None:
-        """Shows other runs every few seconds that this one lives."""
+        """Shows other runs every few seconds that this one still runs."""
         while not self._ended.wait(PAUSE):
             if not self.owner.keep():
                 self._removed.set()
 
     def _take(self) -> None:
-        """Takes the remote folder, and decides which state is the newer one: that of ``folder``, or the remote one."""
+        """Reserves the remote folder, and downloads its state if it is newer than that of ``folder``."""
         self.owner.claim(self.say)
         self._contact.patience = self.limit
         try:
@@ -169,7 +173,7 @@ class Mirror:
         fetch(self.storage, self.folder)
 
     def _visible(self) -> str:
-        """Returns the name of the state that the URI shows."""
+        """Returns the name of the state of the files that the URI shows."""
         return EMPTY if self._manifest is None else self._manifest.commit
 
     def _pass(self) -> float:
@@ -189,7 +193,7 @@ class Mirror:
         return time.monotonic() - began
 
     def _send(self, found: dict[str, Stamp]) -> None:
-        """Makes the files ``found`` the state that the URI shows."""
+        """Sends the files ``found``, stamps by name, so that they become the state that the URI shows."""
         if self.anew and self._manifest is not None:
             self._set_remote_aside()
         before = self._manifest.files if self._manifest is not None else {}
@@ -232,8 +236,8 @@ class Mirror:
         in_parallel(self.storage.delete, before.keys() - files.keys())
 
     def _set_remote_aside(self) -> None:
-        """Copies the remote folder to a name such as NAME.bak-1 and empties it, because the folder here holds a new
-        run in its place."""
+        """Moves the remote files to a folder with a name such as NAME.bak-1, because ``folder`` holds a new run in
+        their place."""
         names = [name for name in self.storage.names() if name != OWNER]
         self.say(f"what was at {self.storage.shown} is now in {self.storage.copy_aside(names)}, beside it")
         # the manifest first, so that the old place never shows half of a state
@@ -244,14 +248,24 @@ class Mirror:
 
 @contextlib.contextmanager
 def mirrored(uri: str, folder: Path, limit: float, say: Callable[[str], None], anew: bool = False) -> Iterator[Mirror]:
-    """A context in which what is at ``uri`` is kept equal to ``folder``, in which a run or sweep works.
+    """A context for a run or sweep that works in ``folder``: it keeps the files at ``uri`` equal to those in
+    ``folder``, and yields the :class:`Mirror` that does this.
 
-    At the beginning ``folder`` gets the state at ``uri``, unless its own is as new or ``anew`` is true; what was there
-    is then renamed once ``folder`` holds something new. At the end everything that was written is at ``uri``, also
-    after an error. ``say`` shows a line to the user.
+    At the beginning the files at ``uri`` are downloaded into ``folder``, unless those in ``folder`` are as new. Before
+    that ``folder`` is renamed if its files were never at ``uri``. At the end, also after an error, everything that was
+    written is at ``uri``.
 
-    Raises :class:`UserError` at once if the storage can't be used or another run writes there, and at the end if it has
-    not answered for ``limit`` seconds. Nothing in ``folder`` is lost then.
+    Args:
+        uri: the URI of a folder, such as ``s3://bucket/runs/fedavg-mnist``.
+        folder: the folder on this machine.
+        limit: how many seconds the storage may take to answer.
+        say: a function that shows a line to the user.
+        anew: whether a new run or sweep begins. Then nothing is downloaded, and older files at ``uri`` are moved to a
+            folder beside it as soon as ``folder`` has new ones.
+
+    Raises:
+        UserError: at once if the storage can't be used or another run writes there, and at the end if it has not
+            answered for ``limit`` seconds. Nothing in ``folder`` is lost then.
     """
     mirror = Mirror(uri, folder, limit, say, anew)
     mirror.begin()

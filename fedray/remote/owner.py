@@ -1,7 +1,8 @@
-"""Makes sure that only one run at a time writes a remote folder.
+"""Makes sure that only one run at a time writes to a remote folder.
 
-Whoever writes keeps a small file there, and changes it every few seconds. Another one that wants to write watches the
-file: if it changes, its writer lives. So no clocks are compared.
+The process that writes keeps a small file there, the owner file, and changes it every few seconds. Another process that
+wants to write watches this file for a while: if it changes, its writer is still running. So the clocks of two machines
+are never compared.
 """
 
 from __future__ import annotations
@@ -27,19 +28,24 @@ PATIENCE = 20.0
 
 
 class Taken(UserError):
-    """Raised if another run has begun to write the remote folder of this one."""
+    """Raised if another run has begun to write to the remote folder that belonged to this run."""
 
 
 class Owner:
-    """The right of this process to write the remote folder ``storage``, from :meth:`claim` to :meth:`release`."""
+    """The right of this process to write to the remote folder ``storage``, which it has from :meth:`claim` to
+    :meth:`release`."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage, self.token, self._beats = storage, uuid.uuid4().hex, 0
         self._lock, self._released = threading.Lock(), False
 
     def claim(self, say: Callable[[str], None]) -> None:
-        """Takes the folder. If another process has it, ``say`` shows a line, and :class:`UserError` is raised if that
-        process still writes after :data:`PATIENCE` seconds."""
+        """Reserves the remote folder for this process. If another process has reserved it, waits up to :data:`PATIENCE`
+        seconds for that one to end, and tells the user with ``say(line)``.
+
+        Raises :class:`UserError` if the other process is still writing after this time. If nothing was heard of it,
+        this process takes its place.
+        """
         first = found = self.storage.read_object(NAME)
         if first is not None and not _has_died_here(first):
             say(f"{self.storage.shown} is in use by {_name(first)}; waiting up to {PATIENCE:g} s for it to end ...")
@@ -56,8 +62,11 @@ class Owner:
         self._write()
 
     def keep(self) -> bool:
-        """Shows others that this process lives. Returns whether its file was still there; raises :class:`Taken` if it
-        is another's."""
+        """Changes the owner file, which shows other processes that this one still runs. Must be called every few
+        seconds.
+
+        Returns whether the owner file was still there. Raises :class:`Taken` if another process has written it.
+        """
         with self._lock:
             if self._released:
                 return True
@@ -68,7 +77,7 @@ class Owner:
             return found is not None
 
     def release(self) -> None:
-        """Gives the folder up."""
+        """Removes the owner file, so that other processes may write to the remote folder."""
         with self._lock:
             self._released = True
             found = self.storage.read_object(NAME)
@@ -88,14 +97,14 @@ def _name(found: dict[str, Any]) -> str:
 
 
 def _has_died_here(found: dict[str, Any]) -> bool:
-    """Returns whether the process that wrote ``found`` was one of this machine and has ended."""
+    """Returns whether the content ``found`` of an owner file is of a process of this machine that has ended."""
     is_of_here = found.get("node") == platform.node() and found.get("kernel") == _kernel()
     return is_of_here and _start_of(found["number"]) != found.get("start")
 
 
 def _kernel() -> list[str]:
-    """Returns what tells the numbers of processes here from those elsewhere: the boot of the machine, and the
-    namespace, as containers have their own."""
+    """Returns the ids of this machine's boot and of the process namespace (each container has its own). The numbers of
+    two processes can only be compared if both ids are equal."""
     return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
 
 

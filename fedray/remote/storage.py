@@ -1,4 +1,5 @@
-"""Reads and writes the files below a URI, with time limits and further attempts."""
+"""Reads and writes the files below a URI, such as ``s3://bucket/runs``. Requests have time limits, and are made again
+after an error."""
 
 from __future__ import annotations
 
@@ -50,15 +51,15 @@ T = TypeVar("T")
 
 
 class GivenUp(Exception):
-    """Ends the threads that wait for a storage once nobody waits for them any more."""
+    """Raised in a thread that waits for a storage after :meth:`Contact.give_up`, so that the thread ends."""
 
 
 class Contact:
-    """What is known about the connection to a storage: when it answered last, and what was wrong since.
+    """Makes requests to a storage, again if they fail, and knows when the storage last answered.
 
-    ``patience`` is for how many seconds after its first failure a request is made again; None stands for
-    :data:`ATTEMPTS` attempts. ``answered`` is the time of the last answer by ``time.monotonic()``. ``reason`` says why
-    the last request failed; it is empty if it did not.
+    ``patience`` is for how many seconds after its first failure a request is made again, at least :data:`ATTEMPTS`
+    times in all; None stands for exactly :data:`ATTEMPTS` attempts. ``answered`` is the time of the last answer by
+    ``time.monotonic()``. ``reason`` says why the last request failed; it is empty if it did not.
     """
 
     def __init__(self) -> None:
@@ -70,11 +71,15 @@ class Contact:
         self._over.set()
 
     def heard(self) -> None:
-        """Notes that the storage has answered just now."""
+        """Records that the storage has answered just now."""
         self.answered, self.reason = time.monotonic(), ""
 
     def attempt(self, request: Callable[[], T]) -> T:
-        """Returns what ``request()`` returns, and calls it again after an error."""
+        """Returns the result of ``request()``, which is called again after an OSError.
+
+        The last error is raised if all attempts fail (``patience``). FileNotFoundError counts as an answer, and is
+        raised at once. Raises :class:`GivenUp` after :meth:`give_up`.
+        """
         pause, first_failure = 0.5, None
         for number in itertools.count(1):
             if self._over.is_set():
@@ -108,7 +113,8 @@ REASONS = (
 
 
 def reason_of(error: Exception) -> str:
-    """Returns in a few words why a request to a storage failed."""
+    """Returns a few words from the message of ``error``, an exception of pyarrow, that say why a request to a storage
+    failed."""
     text = " ".join(str(error).split())
     if code := re.search(r"AWS Error (.+?) during \w+ operation: No response body", text):
         return code[1].replace("_", " ").lower()
@@ -117,10 +123,11 @@ def reason_of(error: Exception) -> str:
 
 
 class Storage:
-    """The files below ``uri``, whose names are relative paths with slashes. ``shown`` is the URI in messages.
+    """Reads and writes the files below ``uri``. Their names are paths relative to it, with slashes.
 
-    ``replaces_whole`` says whether the storage itself shows either the old or the new content of a file that is being
-    written, as storages of objects do. In others a file must be written under another name and then moved.
+    ``shown`` is the URI in messages. ``replaces_whole`` says whether others see either the old or the new content of a
+    file while it is being replaced, and never a mixture, as in object storages such as S3. In other storages a file
+    must be written under another name and then renamed.
     """
 
     def __init__(self, uri: str) -> None:
@@ -129,7 +136,8 @@ class Storage:
         self.replaces_whole = self._files.type_name in ("s3", "gcs", "abfs")
 
     def below(self, *names: str) -> Storage:
-        """Returns the storage of the folder ``names`` below this one, over the same connection."""
+        """Returns the storage for a folder below this one, over the same connection. ``names`` are the parts of the
+        folder's path."""
         found = copy.copy(self)
         found.shown, found._base = "/".join([self.shown, *names]), "/".join([self._base, *names])
         return found
@@ -151,8 +159,8 @@ class Storage:
             return None
 
     def read_object(self, name: str) -> dict[str, Any] | None:
-        """Returns the object in the JSON file ``name``, or None if there is no such file. Raises :class:`UserError` if
-        the file is damaged."""
+        """Returns the content of the JSON file ``name``, a dict, or None if there is no such file. Raises
+        :class:`UserError` if the file is damaged."""
         for _ in range(REREADINGS):
             content = self.read(name)
             if content is None:
@@ -166,7 +174,7 @@ class Storage:
         raise UserError(f"{self.shown}/{name} is damaged")
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes ``content`` as the file ``name``, in place of an older one."""
+        """Writes ``content`` to the file ``name``, and replaces an older file of this name."""
         target = name if self.replaces_whole else f"{name}.new"
         self._send(target, lambda put: put(content))
         if target != name:
@@ -193,7 +201,8 @@ class Storage:
         self.contact.attempt(request)
 
     def upload(self, source: Path, size: int, name: str) -> str:
-        """Writes the first ``size`` bytes of the file ``source`` as the file ``name``, and returns their sha256."""
+        """Copies the first ``size`` bytes of ``source``, a file on this machine, to the file ``name`` in the storage.
+        Returns their sha256 as hexadecimal digits."""
         digest = hashlib.sha256()
 
         def feed(put: Callable[[bytes], None]) -> None:
@@ -209,8 +218,9 @@ class Storage:
         return digest.hexdigest()
 
     def download(self, name: str, target: Path, sha256: str) -> bool:
-        """Writes the content of the file ``name`` to ``target``, if it has this ``sha256``. Returns whether it has; if
-        not, or if there is no such file, ``target`` is left as it is."""
+        """Copies the file ``name`` in the storage to ``target``, a path on this machine, if the file's content has the
+        digest ``sha256``. Returns whether it was copied. If it was not, or does not exist, ``target`` is left as it is.
+        """
 
         def request() -> bool:
             digest = hashlib.sha256()
@@ -230,7 +240,8 @@ class Storage:
             return False
 
     def move(self, source: str, target: str) -> None:
-        """Renames the file ``source`` to ``target``, in place of an older one. Nothing is done if it is gone."""
+        """Renames the file ``source`` to ``target``, and replaces an older file of that name. Does nothing if
+        ``source`` does not exist."""
 
         def request() -> None:
             if self.exists(source):
@@ -245,7 +256,7 @@ class Storage:
             self._files.create_dir(path.rpartition("/")[0], recursive=True)
 
     def _prune(self, path: str) -> None:
-        """Removes the folders above ``path`` that are empty now. Storages of objects have no folders."""
+        """Removes those folders above ``path`` that have become empty. Object storages have no folders."""
         from pyarrow.fs import FileSelector
 
         above = path.rpartition("/")[0]
@@ -261,7 +272,7 @@ class Storage:
         return bool(self._files.get_file_info(self._path(name)).type == FileType.File)
 
     def delete(self, name: str) -> None:
-        """Removes the file ``name``, if it is there."""
+        """Removes the file ``name``, if it exists."""
 
         def request() -> None:
             if self.exists(name):
@@ -271,7 +282,7 @@ class Storage:
         self.contact.attempt(request)
 
     def names(self) -> list[str]:
-        """Returns the names of all files below the URI."""
+        """Returns the names of all files below the URI, as paths relative to it."""
         from pyarrow.fs import FileSelector, FileType
 
         def request() -> list[str]:
@@ -281,7 +292,8 @@ class Storage:
         return self.contact.attempt(request)
 
     def copy_aside(self, names: Iterable[str]) -> str:
-        """Copies the files ``names`` into a folder beside this one, whose name, such as NAME.bak-1, is returned."""
+        """Copies the files ``names`` into a new folder beside this one, such as NAME.bak-1, and returns the name of the
+        new folder."""
         number = next(n for n in itertools.count(1) if not self._is_there(f"{self._base}.bak-{n}"))
         aside = f"{self._base}.bak-{number}"
 
@@ -304,7 +316,7 @@ class Storage:
 
 
 def _file_system(uri: str) -> tuple[Any, str]:
-    """Returns pyarrow's file system for ``uri``, and the path in it without a slash at the end."""
+    """Returns two things: pyarrow's file system for ``uri``, and the path in it, without a slash at the end."""
     from pyarrow import fs
 
     if problem := problem_of_uri(uri):
@@ -332,7 +344,8 @@ def _file_system(uri: str) -> tuple[Any, str]:
 
 
 def in_parallel(do: Callable[[T], object], items: Iterable[T]) -> None:
-    """Calls ``do`` with each of ``items``, several at a time, and raises the first error.
+    """Calls ``do(item)`` for each of ``items``, several at a time in threads, and waits for all. After an error no more
+    calls begin, and the first error is raised.
 
     The threads are daemons, which those of a ThreadPoolExecutor are not: a storage that does not answer must not keep
     the program from ending.

@@ -23,12 +23,12 @@ OF_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the cl
 
 
 def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, list[float]]:
-    """Returns how good the final models of a group's runs are for single clients: a dict with the keys ``mean`` (of the
-    metric over clients), ``worst_tenth`` (its mean over the worst tenth of the clients) and ``std`` (its standard
-    deviation over clients).
+    """Returns how good the final models of ``runs`` are for single clients. The runs differ only in their seeds.
 
-    Each value is a list with a number for each run, from the last round in which clients were scored. Runs that
-    diverged or scored no clients are left out.
+    The dict has the keys ``mean`` (the mean of the metric ``measure`` over clients), ``worst_tenth`` (its mean over the
+    worst tenth of the clients) and ``std`` (its standard deviation over clients). Each value is a list with a number
+    for each run, from the last round in which clients were scored. Runs that diverged or scored no clients are left
+    out.
     """
     found: dict[str, list[float]] = {}
     for what in OF_CLIENTS:
@@ -39,12 +39,13 @@ def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str
 
 
 def outcome_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, float]:
-    """Returns how good the final models of a group's runs are for single clients, as columns of a comparison's table.
+    """Returns how good the final models of ``runs``, which differ only in their seeds, are for single clients, as
+    columns of a comparison's table.
 
-    The dict has ``clients_mean``, ``clients_worst_tenth`` and ``clients_std``: the mean of the metric over clients,
-    over the worst tenth of the clients, and the standard deviation over clients. Each is averaged over the runs that
-    did not diverge. ``clients_mean_margin`` and so on are half the widths of the 95 % intervals of these averages. All
-    are NaN if no single clients were scored.
+    The dict has ``clients_mean``, ``clients_worst_tenth`` and ``clients_std``: the mean of the metric ``measure`` over
+    clients, its mean over the worst tenth of the clients, and its standard deviation over clients. Each is averaged
+    over the runs that did not diverge. ``clients_mean_margin`` and so on are half the widths of the 95 % intervals of
+    these averages. All are NaN if no single clients were scored.
     """
     found: dict[str, float] = {}
     for what, values in finals_of_clients(runs, measure).items():
@@ -53,9 +54,11 @@ def outcome_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[st
 
 
 def last_scores(folder: Path) -> pd.DataFrame | None:
-    """Returns the scores of single clients in the last round in which clients were scored: a DataFrame with a row for
-    each client and the columns of evaluation.parquet, such as ``global_accuracy``. ``folder`` is the run's folder.
-    Returns None if no clients were scored."""
+    """Returns the scores of single clients in the last round in which clients were scored, from the run's ``folder``,
+    or None if no clients were scored.
+
+    The DataFrame has a row for each client and the columns of evaluation.parquet, such as ``global_accuracy``.
+    """
     # the last file holds the last round
     last = max((folder / "evaluation.parquet").glob("part-*.parquet"), default=None)
     if last is None:
@@ -66,11 +69,12 @@ def last_scores(folder: Path) -> pd.DataFrame | None:
 
 
 def distribution(runs: Sequence[RecordedRun], measure: Measure) -> NDArray[np.float64] | None:
-    """Returns how the metric is distributed over clients: its quantiles at the fractions 0, 0.01, ..., 1 of the clients
-    (:data:`SHARES`), ``[101]``, as a mean over the runs. A picture of a comparison shows this curve for each group.
+    """Returns how the metric ``measure`` is distributed over clients, as a mean over ``runs``, which differ only in
+    their seeds. A picture of a comparison shows this curve.
 
-    The metric is computed for the evaluated model at the last evaluation, on each client's test share. Runs that
-    diverged are left out. Returns None if no run has scored the clients of ``run.eval_clients``.
+    The result ``[101]`` has the quantiles of the metric at the fractions 0, 0.01, ..., 1 of the clients
+    (:data:`SHARES`). The metric is computed for the evaluated model at the last evaluation, on each client's own test
+    samples. Runs that diverged are left out. Returns None if no run has scored the clients of ``run.eval_clients``.
     """
     column, found = f"global_{measure.metric}", []
     for run in runs:

@@ -71,7 +71,7 @@ def compare(
         x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds`` or
             ``wall_seconds``.
         targets: values of the main metric, such as 0.9. By default they are the values of ``run.targets`` that all runs
-            of an environment have, or else the mean that the baseline ends with.
+            of an environment have, or else the mean of the baseline's final values.
         baseline: the name of a group or an algorithm, with which the other groups are compared; FedAvg by default.
         last: the number of rounds over which the column ``last`` is the mean; the last ten evaluations by default.
         any_version: whether to compare runs of all versions of fedray. By default only the version that made most of
@@ -192,8 +192,8 @@ class _Request:
     last: int | None
 
     def environment(self, groups: Sequence[Group]) -> Environment:
-        """Compares ``groups``, which have the same data and the same model, and returns them with their results as an
-        environment."""
+        """Compares ``groups``, which have the same data and the same model, with each other. Returns them with their
+        results."""
         rows = {}
         for group in groups:
             rows[group] = _keys(group) | outcome(group.runs, self.measure, self.last)

@@ -47,17 +47,17 @@ COMMON = (
 
 
 def output_of(comparison: ComparisonTables) -> Output:
-    """Describes the output folder of ``comparison``. The :class:`Output` chooses a folder, and checks that no other
-    files are overwritten: a folder is recognised as that of the same comparison by the arguments that comparison.json
-    records."""
+    """Returns the object that chooses the output folder of ``comparison``, so that no other files are overwritten. A
+    folder belongs to the same comparison if its comparison.json records the same arguments."""
     return Output("comparison", MARK, {"asked": comparison.asked})
 
 
 def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
-    """Writes a comparison into ``folder`` and returns the paths of the files: tables (comparison.csv, .md and .tex,
-    targets.csv), curves.png and .svg, the page report.html, and comparison.json, which records what was compared.
+    """Writes a comparison into ``folder``, and returns the paths of the files.
 
-    Raises :class:`UserError` if the folder can't be written to, or holds something else than this comparison.
+    They are the tables (comparison.csv, .md and .tex, targets.csv), curves.png and .svg, the page report.html, and
+    comparison.json, which records what was compared. Raises :class:`UserError` if the folder can't be written to, or
+    holds something else than this comparison.
     """
     output_of(comparison).check(folder)
     facts = {

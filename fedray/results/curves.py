@@ -13,15 +13,21 @@ from fedray.results.statistics import LEAST_RUNS, margin_of
 
 
 def mean_curve(runs: Sequence[RecordedRun], column: str, over: str = "rounds", smoothing: float = 0.0) -> pd.DataFrame:
-    """Returns the mean learning curve of a group, which are ``runs`` that differ only in their seeds: a DataFrame with
-    a row for each round in which all of them were evaluated.
+    """Returns the mean learning curve of ``runs`` that differ only in their seeds. The DataFrame has a row for each
+    round in which all of them were evaluated. Runs that diverged or lack the column are left out.
 
-    Its columns are ``round``; ``x``, the amount of ``over`` (a key of :data:`~fedray.results.measure.AXES`, such as
-    ``bytes``) up to this round, as a mean over the runs; ``mean``, the mean of the ``column`` of metrics.csv, such as
-    ``test_accuracy``; ``low`` and ``high``, the ends of the 95 % interval of the mean (Student's t), or the lowest and
-    the highest value if there are fewer than three runs; and ``runs``, the number of runs. Runs that diverged are left
-    out. With ``smoothing`` s the values of each run are replaced by their exponential moving average, s times the
-    average before plus 1 - s times the value.
+    Its columns are:
+
+    - ``round``.
+    - ``x``: the amount of ``over`` up to this round, as a mean over the runs. ``over`` is a key of
+      :data:`~fedray.results.measure.AXES`, such as ``bytes``.
+    - ``mean``: the mean of the ``column`` of metrics.csv, such as ``test_accuracy``.
+    - ``low`` and ``high``: the ends of the 95 % interval of the mean (Student's t), or the lowest and the highest value
+      if there are fewer than three runs.
+    - ``runs``: the number of runs.
+
+    With ``smoothing`` s, at least 0 and below 1, the values of each run are replaced by their exponential moving
+    average: s times the previous average plus (1 - s) times the value.
     """
     ended = [run.rows.set_index("round") for run in runs if not run.diverged and column in run.rows]
     names = ["round", "x", "mean", "low", "high", "runs"]

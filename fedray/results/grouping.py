@@ -43,9 +43,10 @@ KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition
 class Group:
     """Runs that differ only in their seeds. In a comparison they are one row of a table and one line of a picture.
 
-    ``values`` are the settings that distinguish the group from others in its environment (the groups on the same data
-    with the same model), by dotted key. ``environment`` are those that distinguish its environment from others.
-    ``further`` are other settings in which groups differ; their values follow from ``values`` and ``environment``.
+    Groups on the same data with the same model form an environment. ``values`` are the settings that distinguish the
+    group from others in its environment, by dotted key, and ``environment`` those that distinguish its environment from
+    others. ``further`` are other settings in which groups differ; their values follow from ``values`` and
+    ``environment``.
     """
 
     values: Mapping[str, Any]
@@ -92,8 +93,8 @@ def _number(value: float) -> str:
 
 
 def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Group]:
-    """Sorts ``runs`` into groups, each of which has runs that differ only in their seeds. Returns the groups in the
-    order of their environments and names. An environment consists of the groups that may be compared with each other.
+    """Sorts ``runs`` into groups: the runs of a group differ only in their seeds. Groups that may be compared with each
+    other form an environment. Returns the groups in the order of their environments and names.
 
     The keys ``by`` distinguish the groups of an environment, and all other keys distinguish environments. Without
     ``by``, keys of the data, the task and the model distinguish environments, and all others distinguish groups. A key
@@ -137,8 +138,9 @@ def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
 
 
 def is_ignored(key: str) -> bool:
-    """Returns whether ``key`` may differ between the runs of one group, as ``run.seed``, ``run.eval_every`` and all
-    keys of ``engine`` may. Runs that differ only in such keys are repetitions of each other."""
+    """Returns whether the configuration's ``key`` may differ between the runs of one group, as ``run.seed``,
+    ``run.eval_every`` and all keys of ``engine`` may. Runs that differ only in such keys are repetitions of each
+    other."""
     return key in NO_PART_OF_A_RESULT or key.startswith("engine.")
 
 

@@ -36,8 +36,8 @@ class Measure:
 
     @property
     def sign(self) -> int:
-        """1 if larger values of the metric are better, else -1. The value times the sign is always larger for a better
-        run."""
+        """1 if larger values of the metric are better, else -1. A value times the sign is larger the better the run
+        is."""
         return -1 if self.mode == "min" else 1
 
     @property

@@ -16,12 +16,11 @@ from fedray.results.style import BESIDE, MOST_LINES, clean_frame, escaped, figur
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """A result of groups that is drawn over a number in which the groups differ: a ``table`` with a row for each group,
-    and a ``label`` for the vertical axis.
+    """A result of groups of runs that is drawn over a number in which the groups differ, such as the number of clients.
 
-    The column ``value`` has the results, and ``margin`` half the widths of their intervals, both in the units of the
-    picture. The column ``lost`` marks rows that get a cross. ``lost_means`` is the text that explains the crosses, such
-    as ``runs diverged``.
+    ``table`` has a row for each group: the result in the column ``value``, half the width of its interval in
+    ``margin``, and in ``lost`` whether it is marked by a cross. The first two are in the units of the picture.
+    ``label`` is the text at the vertical axis, and ``lost_means`` explains the crosses, as in ``runs diverged``.
     """
 
     label: str
@@ -30,11 +29,11 @@ class Quantity:
 
 
 def number_figures(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
-    """Draws the results of groups over each key that is a number and differs between groups, such as ``data.clients``.
-    Yields pairs of a sentence that says what the figure shows, and the figure.
+    """Draws the results of groups of runs over each setting that is a number and differs between groups, such as
+    ``data.clients``. Yields pairs of a sentence that says what the figure shows, and the figure.
 
-    For each such key there are figures of the final metric, of the rounds to each target, and of the seconds of a
-    round. A figure has a line for each combination of values of the other keys in which groups differ.
+    For each such setting there are figures of the final metric, of the rounds to each target, and of the seconds of a
+    round. A figure has a line for each combination of values of the other settings in which groups differ.
     """
     keys = list(dict.fromkeys(key for group in comparison.groups for key in (*group.environment, *group.values)))
     for key in keys:

@@ -24,11 +24,11 @@ def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = No
 
     - ``runs``: the number of runs; ``diverged``: how many of them diverged. Diverged runs are left out of everything
       below.
-    - ``finals``: the metric at the last evaluation of each run, as a tuple; ``final``, ``final_margin``: their mean and
-      half the width of its 95 % interval (:func:`~fedray.results.statistics.mean_and_margin`).
-    - ``bests``, ``best``, ``best_margin``: as these three, for the best evaluation of each run.
-    - ``lasts``, ``last``, ``last_margin``: as these three, for the mean over the evaluations in the last rounds of each
-      run. The argument ``last`` is their number; None means the last ten evaluations.
+    - ``finals``: the metric ``measure`` at the last evaluation of each run, as a tuple; ``final``, ``final_margin``:
+      their mean and half the width of its 95 % interval (:func:`~fedray.results.statistics.mean_and_margin`).
+    - ``bests``, ``best``, ``best_margin``: the same for the best evaluation of each run.
+    - ``lasts``, ``last``, ``last_margin``: the same for the mean over the evaluations in the last rounds of each run.
+      The argument ``last`` is the number of these rounds; None means the last ten evaluations.
     - ``rounds``, ``bytes``, ``flops``, ``seconds``: the costs of a whole run, as means over the runs.
     """
     ended = [run for run in runs if not run.diverged]
@@ -73,9 +73,9 @@ def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None
 
     ``firsts`` has for each run the row of metrics.csv in which it reached the target, or None
     (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The amount is the median over all runs; runs that
-    diverged or did not reach the target count as infinite. If the median is infinite, the bound says what it exceeds:
-    the smallest final amount of a run that neither diverged nor reached the target. The bound is NaN if there is no
-    such run.
+    diverged or did not reach the target count as infinite. If the median is infinite, it is larger than the bound,
+    which is the smallest final amount of a run that neither diverged nor reached the target. The bound is NaN if there
+    is no such run.
     """
     amounts = [math.inf if first is None else float(first[column]) for first in firsts]
     missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
@@ -84,7 +84,8 @@ def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None
 
 
 def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[str, Any]:
-    """Compares a group of runs with the baseline's runs in pairs. A pair has the same seeds and samples.
+    """Compares a group of runs with the baseline's runs in pairs. The two runs of a pair have the same seeds and
+    samples.
 
     Both arguments map the key of a pair, such as the seeds, to the final value of the metric of a run that ended. The
     result is a dict, which is empty if there is no pair. ``differences`` is a tuple with the group's value minus the
@@ -114,11 +115,11 @@ def correct(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def order_of(row: Mapping[str, Any], measure: Measure) -> tuple[bool, float, int]:
-    """Returns the key by which a comparison's rows are sorted, for use in ``sorted``: the row with the best mean of the
-    final values comes first. Means are rounded as they are shown.
+    """Returns the key by which ``sorted`` puts the rows of a comparison's table in order: the row with the best mean of
+    the final values comes first. Means of percentages are rounded as they are shown.
 
     Of two rows with the same mean the one with fewer diverged runs comes first. Rows without a run that ended come
-    last.
+    last. ``measure`` says whether larger or smaller values are better.
     """
     value = row.get("final", math.nan)
     if math.isnan(value):

@@ -14,11 +14,11 @@ from fedray.errors import UserError
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a command. Its methods choose a folder for its files, so that no other files are overwritten.
+    """Describes the output of a command, and chooses the folder for it, so that no other files are overwritten.
 
-    ``kind`` is a word for messages, such as "comparison". ``mark`` is the name of a JSON file that every such folder
-    contains. A folder counts as an older result of the same kind and content if this file has all keys of ``identity``,
-    with the same values.
+    ``kind`` is a word for messages, such as "comparison". ``mark`` is the name of a JSON file that every folder of this
+    kind contains. A folder counts as an older result of the same kind and content if this file has all keys of
+    ``identity``, with the same values.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Output:
 
     def check(self, folder: Path) -> None:
         """Checks that the result may be written into ``folder``. Raises :class:`UserError` if the folder contains
-        anything else than an older result of the same kind and content."""
+        anything other than an older result of the same kind and content."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not self._lies_in(folder):
             raise UserError(f"{folder} holds something else than this {self.kind}: name another folder by --output")
 

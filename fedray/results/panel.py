@@ -23,7 +23,7 @@ BAND = "line: mean over the runs that did not diverge; band: its 95 % interval (
 @dataclass(frozen=True)
 class Curve:
     """One curve of a panel (a pair of axes): its ``name`` in the legend, its style ``line``, and its ``points``, a
-    table as :func:`fedray.results.curves.mean_curve` returns it."""
+    DataFrame with the columns ``x``, ``mean``, ``low`` and ``high`` (:func:`fedray.results.curves.mean_curve`)."""
 
     name: str
     line: Line
@@ -34,7 +34,7 @@ class Curve:
 class Panel:
     """The content of one pair of axes in a figure: mean curves with bands over rounds or another axis (``over``).
 
-    The curves' values are multiplied by ``scale`` before they are drawn. ``ceiling`` is the largest possible value,
+    The curves' values are multiplied by ``scale`` before they are drawn. ``ceiling`` is the largest possible product,
     such as 100 for a percentage.
     """
 
@@ -55,10 +55,11 @@ def bands_caption(seeds: int) -> str:
 
 
 def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]]:
-    """Divides ``items``, such as the groups of a comparison, into parts of at most nine, because a panel of a figure
+    """Divides ``items``, such as the groups of a comparison, into parts of at most nine, because one panel of a figure
     can't show more lines. Yields the parts.
 
-    If there are several parts and ``first`` is one of the items, such as the baseline, each part begins with ``first``.
+    If there are several parts and ``first`` is not None, each part begins with it. It is one of the items, such as the
+    baseline.
     """
     if len(items) <= MOST_LINES:
         yield items
@@ -71,8 +72,8 @@ def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]
 
 
 def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
-    """Draws the panels (pairs of axes) into one figure and returns the figure. A row has at most ``columns`` panels,
-    and each panel has a legend beside it."""
+    """Draws the panels (pairs of axes) into one figure and returns it. A row of the figure has at most ``columns``
+    panels, and each panel has a legend beside it."""
     width = width_of([curve.name for panel in panels for curve in panel.curves]) if panels else 0
     figure, axes = figure_of(max(1, len(panels)), columns, legend_width=width * min(columns, max(1, len(panels))))
     for place, panel in zip(axes, panels, strict=False):

@@ -27,9 +27,11 @@ def figures_of(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
 
 
 def environment_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Draws the pictures of one part of a comparison, the groups of ``environment``: the metric and the losses over the
-    rounds (or another axis), and the metric's distribution over clients. Yields pairs: a sentence that says what the
-    figure shows, and the figure."""
+    """Draws the pictures of one part of a comparison, ``environment``, which has groups of runs on the same data and
+    model. Yields pairs: a sentence that says what the figure shows, and the figure.
+
+    They show the metric and the losses over the rounds (or another axis), and the metric's distribution over clients.
+    """
     for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
         names = ", ".join(curve.name for curve in panel.curves)
         where = f"{panel.title}: " if panel.title else ""
@@ -45,11 +47,11 @@ def curves_figure(comparison: ComparisonTables) -> Figure:
 
 
 def panels_of(comparison: ComparisonTables, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
-    """Yields the panels that show the groups of ``environment``. A panel has the mean curves of one of ``columns``,
-    which are columns of metrics.csv, for at most nine groups.
+    """Yields the panels (pairs of axes) that show the groups of ``environment``. A panel has the mean curves of one of
+    ``columns``, which are columns of metrics.csv, for at most nine groups.
 
-    If there are more groups, there are several panels for a column. Each has the baseline and eight other groups, the
-    best first.
+    If there are more groups, there are several panels for a column. Each has the baseline, if there is one, and further
+    groups, the best first.
     """
     measure = comparison.measure
     parts = list(parts_of(environment.groups, environment.baseline))

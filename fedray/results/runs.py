@@ -80,8 +80,9 @@ class RecordedRun:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides whether two runs are repetitions of each other: the settings by dotted key, and, under
-        ``algorithm.code`` and ``model.code``, the first digits of the digests of the algorithm's and the model's code.
+        """What decides whether two runs are repetitions of each other. It has the settings by dotted key, and, under
+        ``algorithm.code`` and ``model.code``, the first 8 digits of the digests of the algorithm's and the model's
+        code.
 
         Because of the digests, runs are not taken for repetitions of each other if an algorithm was changed between
         them.
@@ -90,8 +91,8 @@ class RecordedRun:
 
     @property
     def seeds(self) -> tuple[Hashable, ...]:
-        """The values of run.seed and data.seed in the run's configuration, in this order. Repetitions of a run differ
-        in them."""
+        """The values of ``run.seed`` and ``data.seed`` in the run's configuration, in this order. Repetitions of a run
+        differ in them."""
         return tuple(self.settings.get(key) for key in SEEDS)
 
     def evaluations(self, measure: Measure) -> pd.DataFrame:
@@ -111,11 +112,12 @@ class RecordedRun:
 
     def last(self, measure: Measure, rounds: int | None = None) -> float:
         """Returns the mean of the metric ``measure`` over the evaluations in the last ``rounds`` rounds, or by default
-        over the last ten evaluations. This mean is less noisy than a single evaluation."""
+        over the last ten evaluations. It varies less by chance than a single evaluation."""
         return float(self.last_values(measure, rounds).mean())
 
     def last_values(self, measure: Measure, rounds: int | None = None) -> pd.Series[Any]:
-        """Returns the values of the metric ``measure`` of which :meth:`last` is the mean."""
+        """Returns the values of the metric ``measure`` at the evaluations in the last ``rounds`` rounds, or by default
+        at the last ten evaluations. :meth:`last` is their mean."""
         rows = self.evaluations(measure)
         rows = rows.iloc[-10:] if rounds is None else rows[rows["round"] > self.rows["round"].max() - rounds]
         return rows["value"]
@@ -143,8 +145,8 @@ class LeftOut:
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[RecordedRun], list[LeftOut]]:
     """Finds all run folders in the folders ``paths`` and below them, and reads them. Returns the runs that have ended,
-    and the run folders that are left out because they are damaged, were set aside, or belong to a run that has not
-    ended.
+    and the run folders that are left out: those that are damaged, were renamed by ``run.resume=false``, or belong to a
+    run that has not ended.
 
     Raises :class:`UserError` for a path that does not exist, or that contains no run folder.
     """
@@ -182,8 +184,8 @@ def _run_folders(path: Path) -> Iterator[Path]:
 
 
 def read_run(folder: Path) -> RecordedRun | LeftOut:
-    """Reads a run folder: its settings, summary and metrics. Returns a :class:`LeftOut` with the reason if the folder
-    is damaged or was set aside by ``run.resume=false``, or if the run has not ended."""
+    """Reads a run folder: its settings, summary and metrics. Returns a :class:`LeftOut` with the reason if the run has
+    not ended, or if its folder is damaged or was renamed because ``run.resume=false`` started the run over."""
     if SET_ASIDE in folder.name:
         return LeftOut(folder, "it was set aside by run.resume=false")
     try:

@@ -42,11 +42,11 @@ def margin_of(std: float, n: int, level: float = 0.95) -> float:
 
 
 def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """Returns the results of several runs as the text of a cell of a table: ``mean ± margin``, such as
-    ``91.20 ± 0.35``, or the values themselves if there are fewer than :data:`LEAST_RUNS` (3).
+    """Returns the results of several runs as the text of a table's cell: ``mean ± margin``, such as ``91.20 ± 0.35``,
+    or the values themselves if there are fewer than :data:`LEAST_RUNS` (3).
 
     The cell is empty if there are no values. ``digits`` is the number of digits after the point. With "+" as ``sign``,
-    positive numbers get a sign, too.
+    positive numbers are shown with a plus sign.
     """
     shown = f"{sign}.{digits}f"
     mean, margin = mean_and_margin(values)

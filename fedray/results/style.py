@@ -37,7 +37,7 @@ BESIDE: dict[str, Any] = {
 @dataclass(frozen=True)
 class Line:
     """The style of one group's line in a picture: its colour, its marker, its ``place`` among the lines of the picture,
-    from 0, and the number of these, ``lines``. The place decides which points have a marker."""
+    from 0, and the number of lines in the picture, ``lines``. The place decides which points have a marker."""
 
     colour: str
     marker: str
@@ -114,8 +114,8 @@ def width_of(names: Sequence[str]) -> float:
 
 
 def escaped(name: str) -> str:
-    """Returns ``name`` so that it is shown as it is in a legend: Matplotlib would read ``$`` as mathematics, and leave
-    out names that begin with ``_``."""
+    """Returns ``name`` so that a legend shows it unchanged: Matplotlib would read ``$`` as mathematics, and leave out
+    names that begin with ``_``."""
     return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 

@@ -31,9 +31,12 @@ class Table:
 
 
 def tables_of(comparison: ComparisonTables, environment: Environment) -> Iterator[Table]:
-    """Yields the tables of a comparison for one ``environment``. Each has a row for each group of the environment: runs
-    that differ only in their seeds. The tables show the metric that was reached, what it took to reach each target, the
-    metric for single clients if they were scored, and the costs of whole runs."""
+    """Yields the tables of a comparison for one ``environment``, that is, for groups of runs on the same data and
+    model. Each table has a row for each group, whose runs differ only in their seeds.
+
+    The tables show the metric that was reached, what it took to reach each target, the metric for single clients if
+    they were scored, and the costs of whole runs.
+    """
     yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
     for target in dict.fromkeys(row["target"] for row in environment.targets):
         rows = [row for row in environment.targets if row["target"] == target]
@@ -102,8 +105,8 @@ def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
 
 
 def digits_of(values: Sequence[float], measure: Measure) -> int:
-    """Returns how many digits after the point values of the metric ``measure`` are shown with: two for a percentage;
-    for another metric so many that the largest of ``values`` has four digits in all."""
+    """Returns the number of digits after the point with which ``values`` of the metric ``measure`` are shown: two for a
+    percentage; for another metric so many that the largest value has at least four significant digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if measure.percent or not largest:
         return 2
@@ -142,8 +145,8 @@ def amount(median: float, bound: float, unit: str = "") -> str:
 
 
 def in_units(value: float, unit: str = "") -> str:
-    """Returns a number as text with four digits, or with all digits before the point, as in ``12,345``. With a ``unit``
-    it gets a metric prefix, as in ``191.5 MB``. NaN becomes an empty text."""
+    """Returns a number as text with four significant digits; a number without a unit has at least all digits before the
+    point, as in ``12,345``. With a ``unit`` it gets a metric prefix, as in ``191.5 MB``. NaN becomes an empty text."""
     if math.isnan(value):
         return ""
     if not unit:
@@ -153,8 +156,8 @@ def in_units(value: float, unit: str = "") -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Returns a DataFrame as a table in Markdown, with its columns as titles and without its index. Numbers have four
-    digits, and missing values are empty cells."""
+    """Returns a DataFrame as a table in Markdown, with its columns as header and without its index. Floats have four
+    significant digits, and missing values are empty cells."""
 
     def shown(value: Any) -> str:
         if isinstance(value, float):

@@ -16,11 +16,11 @@ LISTED = 6
 
 
 def public_samples(run: RecordedRun) -> int | None:
-    """Returns how many labelled public samples (held out of the clients' data) a run used for training, by the server
-    or by clients that got them.
+    """Returns how many labelled public samples a run used for training. These samples are held out of the clients'
+    data; the server trains on them, or clients get them.
 
-    It is 0 if public samples were only held out. It is None if the algorithm's file no longer exists, because then it
-    is unknown whether the algorithm uses them.
+    The number is 0 if public samples were only held out. It is None if the algorithm's file no longer exists, because
+    then it is unknown whether the algorithm uses them.
     """
     settings = run.settings
     try:
@@ -38,7 +38,7 @@ class Fact:
 
     ``title`` is the beginning of the note about groups that do not agree, and ``value`` returns the property of a run.
     If one of ``keys`` is part of the groups' names, there is no such note, because the names already show the
-    difference.
+    difference. A group whose own runs do not agree gets a note in any case.
     """
 
     title: str
@@ -96,8 +96,8 @@ MODEL_CODE = "model.code"
 
 
 def what_is_unequal(groups: Sequence[Group]) -> list[str]:
-    """Returns notes about what makes a comparison of ``groups`` unequal: a line for each property or setting that
-    differs between groups of one environment, although the groups' names do not show it. An example is
+    """Returns notes about what makes a comparison of ``groups``, which are on the same data and model, unequal. There
+    is a line for each property or setting that differs between groups although their names do not show it, such as
     ``train.lr differs: 0.1 in fedavg; 0.01 in fedprox``."""
     lines = []
     for fact in FACTS:
@@ -135,8 +135,9 @@ def _further_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def what_differs_between_environments(groups: Sequence[Group]) -> list[str]:
-    """Returns notes about the environments (data and model) of a comparison: a line for each setting that differs
-    between environments but not within one, although the environments' names do not show it.
+    """Returns notes about what differs between the environments of a comparison, which are ``groups`` with the same
+    data and model. There is a line for each setting that differs between environments but not within one, although the
+    environments' names do not show it.
 
     Pictures over a number, such as the number of clients, show such environments side by side.
     """

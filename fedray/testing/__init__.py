@@ -1,5 +1,5 @@
-"""Contract tests, which every algorithm, pool, callback, data source and upload step must pass, both fedray's and
-yours."""
+"""Contract tests: tests that every algorithm, pool of workers, callback, data source and upload step must pass, whether
+it comes with fedray or is yours."""
 
 from fedray.testing.contracts import AlgorithmContract
 from fedray.testing.extensions import CallbackContract, UploadContract

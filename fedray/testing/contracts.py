@@ -70,8 +70,8 @@ OPTIMIZER: dict[str, Any] = {"train.momentum": 0.5, "train.weight_decay": 0.01, 
 
 
 def small_source() -> Source:
-    """Returns the data set of the contract tests: 360 training and 60 test samples with 12 features in 4 classes, made
-    of fixed random numbers."""
+    """Returns the data set of the contract tests: 360 training and 60 test samples with 12 features in 4 classes, which
+    are always the same random numbers."""
     rng = np.random.Generator(np.random.Philox(key=7))
     centres = rng.normal(size=(4, 12))
     y = rng.integers(0, 4, 420)
@@ -83,7 +83,9 @@ _base_runs: dict[tuple[type, str], tuple[tempfile.TemporaryDirectory[str], RunRe
 
 
 class AlgorithmContract:
-    """Tests of what must hold for every algorithm: pure steps, resuming, the same bits on Ray, counted bytes, and more.
+    """Tests that every algorithm must pass. They check, for example, that a client's result depends only on its inputs,
+    that a run can be resumed, that workers in other processes compute the same bits, and that transferred bytes are
+    counted.
 
     A subclass in a test file sets ``algorithm``, and pytest runs all tests for it. ``hyper`` should turn on everything
     that the algorithm can do::
@@ -108,8 +110,8 @@ class AlgorithmContract:
     more."""
 
     def config(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        """Returns the configuration of a test's run of the algorithm, as a dict with dotted keys. The run folder is
-        created in ``folder``.
+        """Returns the configuration with which the tests run the algorithm, as a dict with dotted keys. The run folder
+        is created in ``folder``.
 
         ``changes`` replace keys; in their names ``__`` stands for a dot, as in ``run__rounds=2``.
         """
@@ -126,13 +128,14 @@ class AlgorithmContract:
         }
 
     def simulate(self, folder: Path, **changes: Any) -> RunResult:
-        """Runs the algorithm on a small data set with the configuration of :meth:`config`, and returns the result. The
-        run folder is created in ``folder``, and ``changes`` replace keys, as in ``run__rounds=2``."""
+        """Runs the algorithm on a small data set with the configuration that :meth:`config` returns, and returns the
+        result of the run. The run folder is created in ``folder``, and ``changes`` replace keys, as in
+        ``run__rounds=2``."""
         return simulate(self.config(folder, **changes), data=small_source())
 
     def base_run(self) -> RunResult:
-        """Returns the finished run of the algorithm, with which most tests compare a run that was made in another way.
-        All tests of a class share this run, which is made when it is first needed."""
+        """Returns the result of an ordinary run of the algorithm. Most tests compare a run that was made in another way
+        with it. The run is made when it is first needed, and then shared by all tests of a class."""
         key = type(self), self.algorithm
         if key not in _base_runs:
             folder = tempfile.TemporaryDirectory(prefix="fedray-contract-")
@@ -140,7 +143,8 @@ class AlgorithmContract:
         return _base_runs[key][1]
 
     def test_state_round_trip(self, tmp_path: Path) -> None:
-        """Checks that a checkpoint restores exactly the state of the server and of the clients that was saved."""
+        """Checks that a checkpoint restores exactly the state of the server and the states of the clients that it has
+        saved."""
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data) as run:
             for report in run.rounds():
@@ -172,8 +176,9 @@ class AlgorithmContract:
         assert_same(self.base_run(), parts)
 
     def test_actor_counts(self, tmp_path: Path) -> None:
-        """Checks that workers which share no memory with the server compute the same model and tables to the bit,
-        whatever the number of workers is. This is how client actors work on Ray."""
+        """Checks that the model and the tables are the same to the bit if clients are trained by workers that share no
+        memory with the server, whatever their number. Client actors on Ray are such workers. Runs on Ray itself are
+        made only if the attribute ``actors`` asks for them."""
         for workers in (1, 3):
             experiment, data = self._resolve(tmp_path / f"workers{workers}")
             with _open_run(experiment, data, lambda worker, workers=workers: PicklingPool(worker, workers)) as run:  # type: ignore[misc]
@@ -192,8 +197,9 @@ class AlgorithmContract:
             assert_same(self.base_run(), self.simulate(tmp_path / str(size), engine__chunk=size))
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
-        """Checks that the final model is the same, except for rounding, if clients are trained together in stacks and
-        if they are trained one after another."""
+        """Checks that the final model is the same, up to a relative difference of 1e-4 from rounding, whether clients
+        are trained together as one batched model or one after another. The test is skipped if the model can't be
+        batched."""
         experiment, data = self._resolve(tmp_path / "facts")
         size = experiment.training.batch_size or int(data.sizes().max())
         examples = data.examples(samples_of_trial(size))
@@ -206,11 +212,11 @@ class AlgorithmContract:
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
-        """Checks that the clients' methods are pure: a task changes none of its inputs, and gives the same bits if
-        another worker repeats it.
+        """Checks that the algorithm's methods for clients are pure: a task (the work for some clients in one phase)
+        changes none of its inputs, and gives the same bits if another worker repeats it.
 
-        The other worker has not run the task's earlier phases. A step that is marked ``in_place`` must also give the
-        same bits if it makes a new model instead of overwriting the old one.
+        The other worker has not run the earlier phases of the round. A method ``step`` that is marked ``in_place`` must
+        also give the same bits if it makes a new model instead of overwriting the old one.
         """
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data, DoublingPool) as run:
@@ -219,11 +225,11 @@ class AlgorithmContract:
         assert_same(self.base_run(), _result(experiment))
 
     def test_phase_outputs(self, tmp_path: Path) -> None:
-        """Checks that each phase of the algorithm returns uploads and states with the same names and shapes in every
-        round for every client.
+        """Checks that each phase of the algorithm returns uploads and states with the same names and shapes for every
+        client in every round, also for clients with few samples and clients that take part for the first time.
 
-        This must hold for new and known clients, with few or many samples. The engine checks it only within a round,
-        but the bytes that are counted for a client assume it for all rounds.
+        The engine checks this only within a round, but the bytes that are counted for a client assume it for all
+        rounds.
         """
         forms: dict[int, list[Any]] = {}
 
@@ -244,8 +250,8 @@ class AlgorithmContract:
             assert all(each == found[0] for each in found), "a phase does not return the same for all clients"
 
     def test_steps_of_the_optimizer(self, tmp_path: Path) -> None:
-        """Checks that each model that a client trains has a separate momentum, which lasts over the client's local
-        steps.
+        """Checks the momentum of the clients' optimizer: each model that a client trains must have a separate momentum,
+        which lasts over the client's local steps.
 
         With the same gradients, ``client.optimizer`` must move a model in each step as torch.optim.SGD does.
         """
@@ -257,8 +263,8 @@ class AlgorithmContract:
             self.simulate(tmp_path, run__rounds=2, engine__vectorize=False, train__decay_norms_and_biases=True)
 
     def test_bytes(self, tmp_path: Path) -> None:
-        """Checks that the bytes in metrics.csv are those that the algorithm declares in its attribute ``traffic``, as
-        multiples of the model's size."""
+        """Checks that the bytes sent and received in metrics.csv are those that follow from the algorithm's attribute
+        ``traffic``, which declares them as numbers of models and vectors."""
         run = self.base_run()
         experiment, _ = self._resolve(tmp_path)
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
@@ -267,8 +273,8 @@ class AlgorithmContract:
         assert list(run.metrics["bytes_up"]) == list(cohorts * up)
 
     def test_reduces_to_fedavg(self, tmp_path: Path) -> None:
-        """Checks that the algorithm computes the same model as FedAvg if its hyper-parameters are those of the
-        attribute ``zero``, such as ``{"mu": 0.0}``."""
+        """Checks that the algorithm computes the same model as FedAvg, up to rounding, with the hyper-parameters of the
+        attribute ``zero``, such as ``{"mu": 0.0}``. The test is skipped if ``zero`` is None."""
         if self.zero is None:
             import pytest
 

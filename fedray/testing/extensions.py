@@ -1,4 +1,5 @@
-"""Contract tests of callbacks and upload steps. Subclass one of them in a pytest module, and name your class there.
+"""Contract tests of callbacks and upload steps. To test yours, subclass one of the classes here in a test file of
+pytest.
 
 from fedray.testing import UploadContract
 
@@ -26,45 +27,56 @@ from fedray.usercode.extensions import Entry, make
 
 
 def _run(folder: Path, callbacks: Any = (), **changes: Any) -> RunResult:
-    """Makes a run of FedAvg on a small data set, in ``folder``, and returns its result. ``changes`` replace keys; in
-    their names ``__`` stands for a dot."""
+    """Makes a run of FedAvg on a small data set and returns its result. The run folder is created in ``folder``.
+    ``changes`` replace keys of the configuration; in their names ``__`` stands for a dot, as in ``run__rounds=2``."""
     settings = {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder)}
     settings |= {key.replace("__", "."): value for key, value in changes.items()}
     return simulate(settings, data=small_source(), callbacks=callbacks)
 
 
 class CallbackContract:
-    """Tests of what must hold for every callback, a function or object of the user's that follows a run. Set
-    ``callback`` in a subclass in a test file of pytest, as in ``callback = "mine.py:Watch"``."""
+    """Tests that every callback must pass. A callback is a function or object of the user's that is called as a run
+    goes on.
+
+    To test a callback, set ``callback`` in a subclass in a test file of pytest, as in ``callback = "mine.py:Watch"``.
+    """
 
     callback: ClassVar[Entry]
     """The entry of ``run.callbacks``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
 
     def test_it_changes_no_bit(self, tmp_path: Path) -> None:
-        """Checks that a run has the same model and tables to the bit, with the callback and without it."""
+        """Checks that a run has the same model and tables to the bit with the callback and without it."""
         assert_same(_run(tmp_path / "with", run__callbacks=[self.callback]), _run(tmp_path / "without"))
 
     def test_a_run_with_it_can_be_resumed(self, tmp_path: Path) -> None:
-        """Checks that a run with the callback can be stopped and resumed, with the callback made anew, and then ends
-        with the same model and tables as a run that was never stopped."""
+        """Checks that a run with the callback can be stopped and resumed, for which the callback is made a second time.
+        The run must end with the same model and tables as a run without the callback that was never stopped."""
         keys = {"run__callbacks": [self.callback], "run__checkpoint_every": 2}
         _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
         assert_same(_run(tmp_path / "parts", **keys), _run(tmp_path / "whole"))
 
 
 class UploadContract:
-    """Tests of what must hold for every step of ``train.upload``, which changes what clients send before the server
-    sums it. Set ``step`` in a subclass in a test file of pytest, as in ``step = "mine.py:Clip"``."""
+    """Tests that every upload step must pass. An upload step (``train.upload``) changes what clients send before the
+    server sums it, for example by clipping or noise.
+
+    To test a step, set ``step`` in a subclass in a test file of pytest, as in ``step = "mine.py:Clip"``.
+    """
 
     step: ClassVar[Entry]
     """The entry of ``train.upload``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
 
     def sent(self, rows: Tensor, clients: list[int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Applies a new upload step to ``rows [C, width]``, the uploads of ``clients``. Returns the rows that the
-        clients then send, and what the step keeps for each client until its next participation (None if the step keeps
-        nothing).
+        """Applies a new instance of the upload step to the uploads of some clients, as a run does.
 
-        ``kept`` is what the step kept at the clients' last participation.
+        Args:
+            rows: The uploads ``[C, width]`` of C clients, one in each row. They are not changed.
+            clients: The numbers of these clients.
+            kept: The rows that the step stored for these clients at their last participation, or None.
+
+        Returns:
+            The rows that the clients send instead, and the rows that the step stores for their next participation (None
+            if it stores nothing).
         """
         step = make(self.step, "train.upload")
         upload = UploadRows("y", "train", 3, clients, 0, 0, kept)
@@ -72,8 +84,9 @@ class UploadContract:
         return found, upload.kept
 
     def test_it_treats_each_row_by_itself(self) -> None:
-        """Checks that the step treats each client separately: a client sends the same bits whether it is computed
-        together with others or alone, and sends them again if the step is repeated."""
+        """Checks that the step treats each client separately: what a client sends is the same to the bit if the step is
+        applied to several clients together, to this client alone, or a second time. So is what the step stores for the
+        client."""
         step, clients = make(self.step, "train.upload"), [4, 7, 9]
         numbers = np.random.Generator(np.random.Philox(key=1)).normal(size=(2, 3, 50)).astype(np.float32)
         rows, before = torch.from_numpy(numbers)
@@ -92,7 +105,7 @@ class UploadContract:
                 assert torch.equal(kept_alone, kept_together[part]), "a client alone keeps something else"
 
     def test_it_is_part_of_the_result(self, tmp_path: Path) -> None:
-        """Checks that the code of the step is among the recorded inputs of a run, so that a run with the step and one
+        """Checks that a run records the code of the step among its inputs, so that a run with the step and a run
         without it are not taken for the same run."""
         with_step, without = (
             resolve(load(self._keys(tmp_path, steps)), CustomObjects(small_source()))[0] for steps in (1, 0)
@@ -100,8 +113,8 @@ class UploadContract:
         assert set(with_step.inputs) - set(without.inputs) == {"step 1 of train.upload"}
 
     def test_a_run_has_the_same_bits_in_chunks_and_in_parts(self, tmp_path: Path) -> None:
-        """Checks that a run with the step has the same model and tables to the bit if clients are computed one by one,
-        and if the run is stopped and resumed."""
+        """Checks that a run with the step has the same model and tables to the bit if workers get clients one by one
+        (``engine.chunk=1``), and if the run is stopped and resumed."""
         keys = {"train__upload": [self.step], "run__checkpoint_every": 2}
         whole = _run(tmp_path / "whole", **keys)
         assert_same(whole, _run(tmp_path / "chunks", engine__chunk=1, **keys))

@@ -1,4 +1,4 @@
-"""Pools of workers for tests: one that does every task twice, and one that pickles everything as Ray does."""
+"""Pools of workers for tests: one that runs every task more than once, and one that pickles everything as Ray does."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from fedray.engine.worker import Worker
 
 
 class DoublingPool(LocalPool):
-    """A pool of workers for tests, which checks that tasks are pure: it runs every task twice, on two workers that
-    share nothing, and compares their results and inputs.
+    """A pool of workers for tests, which checks that tasks are pure. Each task is run again by another worker, which
+    must get the same result, and must not change the task's inputs. If the algorithm's step is marked ``in_place``, the
+    result must also be the same without overwriting models.
 
-    It divides the work into many tasks, and returns the results of the last tasks first.
+    ``worker`` is the server's own worker. The work is divided into many tasks, whose results come in reverse order.
     """
 
     slots, task_fraction = 3, 0.3
@@ -76,11 +77,15 @@ class DoublingPool(LocalPool):
 
 class PicklingPool(LocalPool):
     """A pool of workers for tests, which behaves like Ray's client actors without Ray: its workers are in this process,
-    but share nothing with the server or with each other.
+    but share no memory with the server or with each other.
 
     The experiment, the data, tasks and results are pickled on their way, and arrays arrive read-only. The workers take
-    turns, and the results come in another order. A run that has the same result on this pool as on the local pool has
-    the same result on Ray, too, unless starting or losing processes makes a difference.
+    turns, and results come in another order than tasks. A run that has the same result on this pool as on the local
+    pool has the same result on Ray, too, unless starting or losing processes makes a difference.
+
+    Args:
+        worker: The server's own worker, from which the pool's workers get the experiment and the data.
+        workers: The number of workers in the pool.
     """
 
     def __init__(self, worker: Worker, workers: int = 2) -> None:
@@ -143,8 +148,8 @@ def pickling_workers(workers: int) -> AbstractContextManager[Any]:
 
 
 def hashes(tensors: Mapping[Any, Any]) -> dict[Any, str]:
-    """Returns the SHA-256 of each array or tensor in ``tensors`` as a hexadecimal text, by the same names. Tests use it
-    to compare models and states to the bit."""
+    """Returns a hash for each array or tensor in ``tensors``, by the same names, so that tests can compare models and
+    states to the bit. A hash is a SHA-256 as a hexadecimal text."""
     arrays = {
         name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
     }

@@ -1,4 +1,4 @@
-"""Contract tests that every pool of workers, and so every execution back end, must pass, both fedray's and yours.
+"""Contract tests that every pool of workers must pass, whether it comes with fedray or is yours.
 
 from fedray.testing import PoolContract
 
@@ -40,32 +40,34 @@ Do = Callable[..., Iterator[tuple[PhaseTask, Any]]]
 
 
 class Failing(FedAvg):
-    """FedAvg with clients that raise an error in their first step, for the test of what a pool does with errors."""
+    """FedAvg whose clients raise an error in their first local step, for testing what a pool does with errors."""
 
     def step(self, client: Any, carry: Any, batch: Any) -> Any:
         raise ValueError("my own mistake")
 
 
 class PoolContract:
-    """Tests of what must hold for every pool, the workers of a run that simulate its clients. Set ``pool`` in a
-    subclass in a test file of pytest, as in ``pool = "mine.py:Processes"``.
+    """Tests that every pool must pass. A pool is the workers of a run, which simulate its clients.
 
-    The runs use an algorithm with two phases whose clients keep states, and tasks of one client each.
+    To test a pool, set ``pool`` in a subclass in a test file of pytest, as in ``pool = "mine.py:Processes"``. Most
+    tests use an algorithm with two phases whose clients keep states, and tasks of one client each.
     """
 
     pool: ClassVar[str]
     """The value of ``engine.kind``: local, or a user-defined pool as file.py:Class or module:Class."""
 
     def make_pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
-        """Makes the tested pool from ``worker``, which does tasks in the server's process and has the run's experiment
-        and data. Returns the pool, and a list with a description of each process that computes (a dict, as in
-        summary.json)."""
+        """Makes the tested pool. Returns the pool, and a list with a description of each process that computes (a dict,
+        as in summary.json).
+
+        ``worker`` is the server's own worker, with the run's experiment and data. It does tasks in this process.
+        """
         return make_pool(self.pool, worker), [worker.describe()]
 
     @contextlib.contextmanager
     def open(self, folder: Path, reference: bool = False, **changes: Any) -> Iterator[Run]:
-        """A context with a run whose clients are simulated by the tested pool, or by the local pool if ``reference`` is
-        true. No round has been made yet.
+        """Opens a run, before its first round, as a context whose value is the run. Its clients are simulated by the
+        tested pool, or by the local pool (fedray's pool in this process) if ``reference`` is true.
 
         The run folder is created in ``folder``. ``changes`` replace keys of the configuration; in their names ``__``
         stands for a dot, as in ``run__rounds=2``.
@@ -86,8 +88,8 @@ class PoolContract:
             yield run
 
     def test_each_task_is_done_once_with_the_same_result_as_anywhere(self, tmp_path: Path) -> None:
-        """Checks that a round's two phases have the same results as on the local pool, to the bit, that each task is
-        done once, and that the pool changes no task."""
+        """Checks that the tasks of a round with two phases have the same results as on the local pool, to the bit. Each
+        task must be done once, and the pool must change no task."""
         with self.open(tmp_path, reference=True) as run:
             expected = results_of_round(run)
         with self.open(tmp_path) as run:
@@ -95,8 +97,8 @@ class PoolContract:
         assert len(expected) == 2 * len({start for _, start in expected})
 
     def test_a_whole_run_has_the_same_bits(self, tmp_path: Path) -> None:
-        """Checks that a run of four rounds has the same model and tables to the bit, on this pool and on the local
-        pool."""
+        """Checks that a run of four rounds has the same model and tables on this pool as on the local pool, to the
+        bit."""
         settings = {**SETTINGS, "algorithm.name": "scaffold", "run.rounds": 4, "engine.cpus_per_actor": 0.1}
         runs = [
             simulate(settings | {"engine.kind": kind, "run.output": str(tmp_path / str(number))}, data=small_source())
@@ -124,8 +126,8 @@ class PoolContract:
                 np.testing.assert_array_equal(value, vectors[name])
 
     def test_the_states_of_clients_can_be_stored(self, tmp_path: Path) -> None:
-        """Checks that each task's result names a file with the states that clients keep, and that the pool's method
-        ``store`` writes the same states to another file, as a checkpoint does."""
+        """Checks that each task's result names a file with the states that clients keep between rounds, and that the
+        pool's method ``store`` writes the same states into another file, as is done for a checkpoint."""
         with self.open(tmp_path) as run:
             _, tasks = next(phase_tasks(run))
             files = [file for _, result in run.pool.map(tasks) for file in result.states]
@@ -141,8 +143,8 @@ class PoolContract:
             run.pool.drop(files)
 
     def test_evaluation_goes_the_same_way(self, tmp_path: Path) -> None:
-        """Checks that the pool also does tasks that evaluate a model on test samples: two models, one after the other,
-        have the same losses and metrics as on the local pool, to the bit."""
+        """Checks that the pool also does tasks that evaluate a model on test samples. Two different models, one after
+        the other, must have the same losses and metrics as on the local pool, to the bit."""
         losses = []
         with self.open(tmp_path) as run, self.open(tmp_path, reference=True) as expected:
             model = run.state.server["x"]
@@ -166,8 +168,9 @@ class PoolContract:
                 list(run.pool.map(tasks))
 
     def test_a_pool_says_how_work_should_be_cut(self, tmp_path: Path) -> None:
-        """Checks that the pool's ``slots`` (number of tasks done at the same time) and ``task_fraction`` (size of a
-        task) are in their ranges, and that a cohort is divided by them into tasks that have each client once."""
+        """Checks that the pool's attributes ``slots`` (how many tasks are done at the same time) and ``task_fraction``
+        (how large a task should be) are in their ranges, and that the tasks into which a cohort is then divided contain
+        each client once."""
         with self.open(tmp_path) as run:
             assert run.pool.slots >= 1
             assert 0 < run.pool.task_fraction <= 1
@@ -179,9 +182,11 @@ class PoolContract:
 
 
 def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
-    """Prepares round 1 of an opened run, and yields its phases one after another, each as a pair of its name and its
-    tasks, with one task for each client. The caller does the tasks of a phase and updates the server before it asks for
-    the next phase."""
+    """Prepares round 1 of an opened run for a test, and yields for each of its phases the phase's name and a list of
+    tasks, one for each client of the cohort.
+
+    The caller does the tasks of a phase and updates the server before it asks for the next phase.
+    """
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
     server.round, server.lr = 1, 0.1
@@ -198,12 +203,15 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
 
 
 def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], dict[str, Any]]:
-    """Computes round 1 of an opened run and returns the results of its tasks, so that two pools can be compared: a dict
-    by phase and by the position in the cohort of the task's first client. Its values have only bytes, numbers and
-    texts, no arrays.
+    """Computes round 1 of an opened run and returns the results of its tasks, so that two pools can be compared.
 
-    The tasks are done by the function ``do``, which has the signature of ``Pool.map``. None stands for the run's own
-    pool.
+    Args:
+        run: The run, of which no round has been made yet.
+        do: The function that does the tasks, with the signature of ``Pool.map``. None stands for the run's own pool.
+
+    Returns:
+        A dict with an entry for each task. Its key is a pair: the phase's name, and the position in the cohort of the
+        task's first client. Its value is a dict with the content of the task's result as bytes, numbers and texts.
     """
     do = do or run.pool.map
     found: dict[tuple[str, int], dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Contract tests of a data source. Subclass :class:`SourceContract` in a pytest module, and name your source.
+"""Contract tests of a data source. To test yours, subclass :class:`SourceContract` in a test file of pytest.
 
 from fedray.testing import SourceContract
 
@@ -20,8 +20,8 @@ from fedray.data.storage.contents import data_digests
 
 
 class SourceContract:
-    """Tests of what must hold for every data source. They check what a run relies on but does not check itself whenever
-    it loads a source.
+    """Tests that every data source must pass. They check what a run relies on, but does not check itself each time it
+    loads a source.
 
     A subclass in a test file of pytest sets ``settings``, the keys of the configuration that name the source:
     ``data.source``, ``data.root`` and others.
@@ -34,6 +34,8 @@ class SourceContract:
     settings: ClassVar[Mapping[str, Any]]
 
     def load(self) -> Source:
+        """Loads the data source that ``settings`` names, and returns its samples before they are partitioned among
+        clients."""
         config = load(dict(self.settings))
         return source_of(config.data, config.task)
 
@@ -53,12 +55,13 @@ class SourceContract:
         assert len(np.unique(federated.indices)) == len(federated.indices) <= len(source.y_train)
 
     def test_clients_have_names_in_the_order_of_their_numbers(self) -> None:
+        """Checks that there is a name for each client, if the source has clients with names."""
         source = self.load()
         if source.client_train is not None and source.client_names is not None:
             assert 0 <= source.client_train.min() <= source.client_train.max() < len(source.client_names)
 
     def test_models_can_read_its_inputs(self) -> None:
-        """Checks that a mini-batch of the source has only finite numbers after its inputs are scaled, and as many
+        """Checks that the inputs of a mini-batch are finite numbers after they are scaled, and that there are as many
         inputs as targets."""
         data = load(dict(self.settings)).data
         inputs, targets = federate(self.load(), data, 0, 0).examples(2)

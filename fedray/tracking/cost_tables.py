@@ -26,7 +26,7 @@ class Candidate:
     """An algorithm in the table of costs (``fedray costs``).
 
     ``name`` is the algorithm's name. ``facts`` describe the model that it trains, ``head`` is the name of that model's
-    head, and ``server_flops`` are the server's FLOPs in a round.
+    head (its last layers) or ``none``, and ``server_flops`` are the server's FLOPs in a round.
     """
 
     name: str
@@ -38,12 +38,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Scenario:
-    """The setting for which the costs of all algorithms are compared.
+    """The setting for which the costs of all algorithms are compared (``fedray costs``).
 
     ``load`` is the local training of the mean client in a round, ``cohort`` the number of clients in a round, and
-    ``rounds`` the number of rounds. Some algorithms need a head, which is added to the model. ``plain`` describes the
-    model as it is for the other algorithms; ``build_plain`` makes this model, and ``example`` are inputs for it,
-    ``[b, ...]``.
+    ``rounds`` the number of rounds. ``plain`` describes the model without the head that some algorithms add to it;
+    ``build_plain()`` makes this model, and ``example`` are inputs for it, ``[b, ...]``.
     """
 
     load: Load
@@ -56,8 +55,8 @@ class Scenario:
 
 @dataclass(frozen=True)
 class CostTable:
-    """A table of what algorithms cost. ``columns`` has the headings, each with the format of its numbers (empty
-    for texts).
+    """A table of what algorithms cost. ``columns`` maps each heading to the format of the numbers below it, such as
+    ``.4g``, or to an empty text for a column of texts.
 
     ``rows`` has a row of values for each algorithm. ``notes`` are lines below the table.
     """
@@ -89,7 +88,8 @@ class CostTable:
 
 
 def cost_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """Returns a table of what each algorithm costs in one round, with a row for each of ``candidates``.
+    """Returns a table of what each algorithm costs in one round, with a row for each of ``candidates``. ``scenario`` is
+    the setting that all of them share.
 
     The columns are the bytes and FLOPs of the mean client, counted as in metrics.csv, and the FLOPs of the server.
     """
@@ -125,11 +125,12 @@ def load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """Returns what an algorithm's clients compute beyond FedAvg's as a text, such as
+    """Returns, as a text for a table, what an algorithm's clients compute in a round in addition to FedAvg's, such as
     ``1 full-batch gradient + 1 fwd/bwd per step``.
 
-    ``4 J|w|`` means four operations per parameter in each of the J local steps. The text is ``-`` if there is nothing.
-    ``head`` is the name of a head that the model needs for the algorithm, or ``none``.
+    ``4 J|w|`` in it means four operations per parameter in each of the J local steps. The text is ``-`` if there is
+    nothing to add. ``work`` counts the additional computations, and ``head`` is the name of a head (last layers) that
+    the model needs for the algorithm, or ``none``.
     """
     both = min(work.forwards, work.backwards)
     parts = {

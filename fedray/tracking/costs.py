@@ -17,10 +17,11 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(frozen=True)
 class Load:
-    """The amount of local training in a round, summed over ``clients`` clients, from which FLOPs are computed.
+    """The amount of local training in a round, summed over ``clients`` clients. FLOPs are computed from it.
 
     ``samples`` is the number of samples that these clients hold, ``steps`` the number of their local steps, and
-    ``seen`` the number of samples in all their mini-batches. For a mean client, the numbers need not be whole.
+    ``seen`` the number of samples in all their mini-batches. If the numbers are means over clients, they need not be
+    whole.
     """
 
     samples: float
@@ -30,10 +31,10 @@ class Load:
 
 
 def load_of(samples: int, training: LocalTraining) -> Load:
-    """Returns the amount of local training in a round of one client that holds ``samples`` samples.
+    """Returns how much one client that holds ``samples`` samples trains in a round: its number of local steps, and the
+    number of samples in its mini-batches. FLOPs are computed from them.
 
-    It is the client's number of local steps, and the number of samples in its mini-batches. ``training`` has the
-    settings of local training.
+    ``training`` has the settings of local training.
     """
     steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
     if training.local_steps is None:
@@ -56,19 +57,20 @@ def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
 
 
 def overhead(traffic: Traffic) -> float:
-    """Returns the communication of an algorithm as a multiple of FedAvg's, which is 1.
+    """Returns how much an algorithm communicates, as a multiple of FedAvg's communication: 1 means as much as FedAvg.
 
-    It is the mean of what a client receives and what it sends, counted in models; a vector counts as a model.
+    It is the mean of what a client receives and what it sends in a round, counted in models; a vector counts as a
+    model. ``traffic`` has these numbers.
     """
     down, up = traffic.models_down + traffic.vectors_down, traffic.models_up + traffic.vectors_up
     return (down + up) / 2
 
 
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
-    """Returns the number of bytes that one client receives in a round, and the number that it sends.
+    """Returns two numbers of bytes: how many one client receives in a round, and how many it sends.
 
     ``traffic`` says how many models and vectors go in each direction. Each number takes 4 bytes. A model has the
-    parameters and buffers in ``facts``; a vector has no buffers.
+    parameters and buffers that ``facts`` counts; a vector has no buffers.
     """
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
@@ -78,10 +80,11 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 
 
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
-    """Returns the FLOPs of clients in a round. ``load`` is the local training of these clients.
+    """Returns the FLOPs that clients compute in a round. ``load`` is the amount of their local training, and ``facts``
+    describe the model.
 
-    They are the FLOPs of the forward and backward passes over all mini-batches, which count as 3 forward passes, and
-    of the algorithm's extra ``work``. ``facts`` describe the model.
+    They are the FLOPs of a forward and a backward pass over each mini-batch, which count as 3 forward passes, and those
+    of the algorithm's additional ``work``.
     """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
@@ -89,7 +92,8 @@ def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
 
 
 def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:
-    """Returns the FLOPs of the cohort and of the server in the current round, for the column ``flops`` of metrics.csv.
+    """Returns the FLOPs of the server and of the cohort (the clients of a round) in the current round, for the column
+    ``flops`` of metrics.csv.
 
     ``facts`` describe the model. ``samples`` is the number of samples in all mini-batches of the cohort's clients.
     """
@@ -99,10 +103,11 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
 
 
 def arithmetic(work: Work, load: Load) -> float:
-    """Returns the number of operations that an algorithm's clients make for each parameter in a round.
+    """Returns how many operations an algorithm's clients make for each parameter of the model in a round, in addition
+    to forward and backward passes.
 
-    Forward and backward passes are not counted. ``work`` has the operations of one step, and ``load`` the number
-    of steps.
+    ``work`` has the operations per local step and those that are made once, and ``load`` the numbers of steps and
+    clients.
     """
     return work.per_step * load.steps + work.once * load.clients
 
@@ -110,10 +115,12 @@ def arithmetic(work: Work, load: Load) -> float:
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """Returns a server, in a round with ``cohort`` clients, from which an algorithm's server FLOPs are counted.
+    """Returns a stand-in for a run's server, so that an algorithm's server FLOPs can be counted without a run. It is in
+    a round of ``cohort`` equal clients, each with the average numbers of samples and of local steps
+    (:func:`mean_load`).
 
-    Each client of the round has the average number of samples and of local steps (:func:`mean_load`). ``sizes`` are the
-    numbers of samples of all clients. The server has no model and no data, so it can't be used for anything else.
+    ``sizes`` are the numbers of samples of all clients, and ``public_samples`` and ``test_samples`` the sizes of the
+    public set and the test set. The server has no model and no data, so it can't be used for anything else.
     """
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)

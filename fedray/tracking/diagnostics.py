@@ -28,8 +28,8 @@ class Measured(Algorithm):
     :func:`measured` makes a class of which this is the first base and the algorithm's own class the second. An update
     is y_i - x^r, where y_i is the client's model after its local steps, and x^r the first model in the server's
     broadcast. The mean of the updates is only known when all clients have trained. So the algorithm gets another phase,
-    ``measure``, in which each client compares its update, which it has kept, with the mean. The algorithm's rules see
-    nothing of this, so the results are the same to the bit.
+    ``measure``, in which each client compares its update, stored since its training, with the mean. The algorithm's
+    rules see nothing of this, so the results are the same to the bit.
     """
 
     sent: Model
@@ -43,7 +43,8 @@ class Measured(Algorithm):
         return Broadcast({"mean": self.mean}) if phase == "measure" else super().broadcast(server, phase)
 
     def update_of(self, client: ClientPhase, carry: Carry) -> Tensor:
-        """Returns the local updates of the clients that are trained together, ``[C, width]``, a row for each client.
+        """Returns the local updates of the C clients that are trained together, ``[C, width]``, a row for each client.
+        ``width`` is the number of the model's parameters.
 
         An update is the client's model after its local steps, which is the first one in ``carry``, minus the model that
         the server sent, over the trainable parameters.
@@ -89,10 +90,10 @@ def measured(algorithm: Algorithm, against: str = "") -> Measured:
     """Returns an algorithm with the rules and hyper-parameters of ``algorithm`` that also measures its clients' local
     updates (``run.diagnostics``).
 
-    ``against`` is what the cohort is compared with: ``all_clients``, ``virtual`` for a model that is trained with the
-    mean of the clients' gradients, or "" for nothing. Raises :class:`UserError` if the algorithm has no phase ``train``
-    with local steps; if there is a comparison and ``train`` is not the first phase; or if ``against`` is ``virtual``
-    and clients keep states, because a virtual model has none.
+    ``against`` is what the cohort is compared with elsewhere; here it is only checked. It is ``all_clients``,
+    ``virtual`` for a model that is trained with the mean of the clients' gradients, or "" for nothing. Raises
+    :class:`UserError` if the algorithm has no phase ``train`` with local steps; if ``against`` is not "" and ``train``
+    is not the first phase; or if ``against`` is ``virtual`` and clients keep states, because a virtual model has none.
     """
     if "train" not in algorithm.phases or type(algorithm).train is not Algorithm.train:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Leaves the reason in the folder of a run that an error has ended."""
+"""Records in a run's folder that an error has ended the run, and why."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FAILED = "failed"
 
 
 def write_failure(folder: Path, error: BaseException) -> None:
-    """Writes into the run's ``folder`` that ``error`` has ended the run: summary.json with the keys ``status``
-    ("failed"), ``reason``, ``host`` and ``rounds``, and a line in log.txt.
+    """Records in the run's ``folder`` that ``error`` has ended the run: summary.json gets the keys ``status``
+    ("failed"), ``reason``, ``host`` and ``rounds``, and log.txt a line.
 
-    The host is the attribute ``host`` of the error, if it has one, and otherwise this machine. What can't be written,
-    because the disk is full, say, is left out.
+    The host is the attribute ``host`` of the error, if it has one, and otherwise this machine. A file that can't be
+    written, because the disk is full, for example, is skipped.
     """
     text = str(error).strip()
     reason = first_line(error) if isinstance(error, Exception) else "stopped at once"
@@ -39,7 +39,7 @@ def write_failure(folder: Path, error: BaseException) -> None:
 
 
 def has_failed(folder: Path) -> bool:
-    """Returns whether an error has ended the run in ``folder``, and the run has not gone on since."""
+    """Returns whether an error has ended the run in ``folder``, and the run has not been resumed since."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return bool(json.loads((folder / "summary.json").read_text()).get("status") == FAILED)
     return False

@@ -60,8 +60,8 @@ class FoundRun:
     """What was found in a run folder before a run starts in it.
 
     ``status`` says whether there is no run (new), or one that is unfinished or finished. ``rounds`` is the number of
-    rounds in that run's configuration. ``summary`` is the content of its summary.json, or None if it has not ended, or
-    an error has ended it.
+    rounds in that run's configuration. ``summary`` is the content of its summary.json, or None if the run has not ended
+    or an error has ended it.
     """
 
     status: Status
@@ -70,8 +70,8 @@ class FoundRun:
 
 
 class RunFolder:
-    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``, or the working copy of it
-    if ``run.output`` is a URI.
+    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``. If ``run.output`` is a
+    URI, it is the folder on this machine in which the run works.
 
     ``inputs`` are the digests, by name, of everything else that the run depends on, such as the data. ``defaults`` are
     the values that null stands for in the configuration, by dotted key.
@@ -157,7 +157,8 @@ class RunFolder:
 
 
 def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns the names whose values differ between the mappings ``old`` and ``new``, or that only one of them has."""
+    """Returns the names that have different values in the mappings ``old`` and ``new``, or that only one of them
+    has."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
@@ -166,8 +167,8 @@ def keys_that_differ(
 ) -> list[str]:
     """Returns the dotted keys that differ between two configurations and can change a result, such as ``train.lr``.
 
-    A run is not continued if there are any. ``old`` and ``new`` are nested sections. ``defaults`` are the values that
-    null stands for, by dotted key.
+    A run is not continued if there are any. ``old`` and ``new`` are configurations as nested dicts. ``defaults`` are
+    the values that null stands for, by dotted key.
     """
     a, b = _comparable(old, defaults), _comparable(new, defaults)
     vectorized = b.get("engine.vectorize") is True
@@ -260,8 +261,8 @@ class RoundsFile:
     """
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
-        """Opens the CSV file ``path`` of a run that continues after round ``after``, and removes the rows of
-        later rounds."""
+        """Opens the CSV file ``path`` of a run that continues after round ``after``, 0 for a new run, and removes the
+        rows of later rounds. ``columns`` are the names of the columns."""
         self.path, self.columns = path, columns
         kept = _rows_until(path, after)
         self.lost, self.digest = after - len(kept), RowsDigest(kept)
@@ -297,11 +298,8 @@ def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
 
 
 def check_numbers(path: Path, after: int) -> None:
-    """Raises :class:`UserError` if a CSV file of a run has a cell that is not a number in its rows for rounds up
-    to ``after``.
-
-    A run could not be resumed with such rows.
-    """
+    """Checks that a CSV file of a run has only numbers and empty cells in its rows for rounds up to ``after``, because
+    a run could not be resumed with other rows. Raises :class:`UserError` if it does not."""
     for row in _rows_until(path, after):
         for name, cell in row.items():
             try:
@@ -321,7 +319,7 @@ class ParquetRows:
     """
 
     def __init__(self, path: Path, after: int) -> None:
-        """Opens the folder ``path`` of Parquet files of a run that continues after round ``after``.
+        """Opens the folder ``path`` of Parquet files of a run that continues after round ``after``, 0 for a new run.
 
         Rows of later rounds are removed.
         """
@@ -350,8 +348,8 @@ class ParquetRows:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the rows that were appended since the last call into a new Parquet file. Nothing is done if there
-        are none."""
+        """Writes the rows that were appended since the last call into a new Parquet file. Does nothing if there are no
+        such rows."""
         if not self._rows:
             return
         tables = [

@@ -16,12 +16,13 @@ PATIENCE = 20.0
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """Keeps other processes that use this function out of ``folder``, which need not exist yet, in a
-    ``with`` statement.
+    """Keeps other processes that use this function out of ``folder``, in a ``with`` statement. The folder need not
+    exist yet.
 
     The lock ends with this process at the latest, even if it is killed. If another process holds the lock, ``say`` is
-    called with a line about that immediately. Raises :class:`UserError` with the text ``busy`` if that process still
-    holds the lock after ``patience`` seconds, and OSError if the folder can't be written to.
+    called immediately with a line about that. Raises :class:`UserError` if that process still holds the lock after
+    ``patience`` seconds; its message is the folder's path and the text ``busy``, such as "is in use". Raises OSError if
+    the folder can't be written to.
     """
     from filelock import FileLock, Timeout
 

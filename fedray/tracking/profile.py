@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def _left_out(profile: pd.DataFrame) -> str | None:
-    """Returns a line about the first round, which the table of a profile leaves out, or None if it is the
-    only round."""
+    """Returns a line about the first round, which the table of a profile leaves out, or None if it is the only
+    round."""
     if len(profile) < 2:
         return None
     first = profile.iloc[0]
@@ -24,7 +24,8 @@ def _left_out(profile: pd.DataFrame) -> str | None:
 
 
 def profile_table(profile: pd.DataFrame) -> Table:
-    """Returns a table for the terminal that shows how many seconds of a round went into each purpose.
+    """Returns a table for the terminal that shows how many seconds of a round went into each purpose, such as
+    gradients.
 
     ``profile`` has the rows of profile.csv, one for each round, and the table has their means. If there are several
     rounds, the first one is left out, because it includes things that happen only once.

@@ -19,7 +19,7 @@ shown."""
 class Display:
     """Shows a run's progress on the terminal ``console``, with lines for the user above it.
 
-    With ``quiet`` nothing is shown, and the lines are passed to the function ``warn``.
+    With ``quiet`` nothing is shown, and each line is passed to the function ``warn`` instead.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class Display:
             console.print(printable(line, console), markup=False)
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
-        """Starts to show the rounds of a run, of which there are ``rounds``.
+        """Starts to show the progress of a run of ``rounds`` rounds.
 
-        ``done`` rounds were made before, if the run is resumed. ``metric`` is the task's main metric, which is shown.
+        ``done`` is the number of rounds that were made before, if the run is resumed. ``metric`` is the task's main
+        metric, which is shown.
         """
         self._metric, self._rounds, self._first, self._began = metric, rounds, done, time.monotonic()
         if done:
@@ -76,10 +77,10 @@ class Display:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[..., dict[str, Any]]]:
-        """Provides, in a ``with`` statement, a function that maps samples from files and shows how many of them
-        are read.
+        """Shows how many samples of a data set have been read, in a ``with`` statement.
 
-        The function is :func:`fedray.data.storage.mapping.map_arrays` with this display as its ``progress``.
+        The statement gets a function that copies samples into files and maps these into memory. It is
+        :func:`fedray.data.storage.mapping.map_arrays`, which reports its progress to this display.
         """
         from fedray.data.storage.mapping import map_arrays
 
@@ -89,7 +90,8 @@ class Display:
             self.stop()
 
     def read(self, done: int, total: int) -> None:
-        """Shows that ``done`` of ``total`` samples have been read, while samples are copied into mapped files."""
+        """Shows that ``done`` of ``total`` samples have been read, while samples are copied into files that are then
+        mapped into memory."""
         if self.quiet:
             return
         now = time.monotonic()
@@ -125,8 +127,8 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
 
 
 def printable(line: str, console: Console) -> str:
-    """Returns ``line`` with escapes for the characters that the encoding of the console lacks, so that it can
-    be printed."""
+    """Returns ``line`` in a form that ``console`` can print: characters that its encoding lacks are replaced by escapes
+    with a backslash."""
     return line.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 class Recorder:
     """Writes the files of a run into its folder. The run continues after round ``after``, which is 0 for a new run.
 
-    ``settings`` is the resolved configuration as YAML, and ``machine`` has facts about the nodes. ``extra_columns`` are
-    the columns of metrics.csv after :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are shown in
-    TensorBoard's HParams table. ``with_scores`` says whether clients are scored on their own test shares.
+    ``settings`` is the resolved configuration as YAML. ``machine`` becomes the key of this name in summary.json: it
+    describes the processes of the run, and says whether equal bits are promised. ``extra_columns`` are the columns of
+    metrics.csv after :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are shown in TensorBoard's HParams
+    table. ``with_scores`` says whether clients are scored on test samples of their own.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Recorder:
 
     @property
     def rows_lost(self) -> int:
-        """The number of earlier rounds, before this run was resumed, whose rows are missing from metrics.csv."""
+        """The number of rounds before the run was resumed whose rows are missing from metrics.csv."""
         return self._metrics.lost
 
     def digests(self) -> dict[str, str]:
@@ -83,7 +84,7 @@ class Recorder:
         return room_for(self.folder.path / "events.out.tfevents")
 
     def withdraw_promise(self, operations: Sequence[str]) -> None:
-        """Notes that ``operations``, which are names of torch's operations, may give different bits in another run.
+        """Records that ``operations``, which are names of torch's operations, may give different bits in another run.
 
         The run's summary then does not promise equal bits, and lists the operations.
         """
@@ -94,14 +95,15 @@ class Recorder:
                 self.note(f"warning: bits are not promised: {operation}")
 
     def add_process(self, facts: Mapping[str, Any]) -> None:
-        """Notes that another process computes for the run, with its description ``facts``."""
+        """Records that another process computes for the run. Its description ``facts`` is added to the run's
+        summary."""
         self.machine |= {"processes": [*self.machine["processes"], dict(facts)]}
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """Records a finished round in metrics.csv, in clients.parquet and for TensorBoard.
 
-        ``row`` is the round's row of metrics.csv, by column. ``clients`` has the rows of the cohort's clients, a list
-        per column.
+        ``row`` is the round's row of metrics.csv, by column. ``clients`` has the rows of the round's clients: for each
+        column a list with a value for each client, except that ``round`` is a single number.
         """
         self._metrics.append(row)
         if self._clients:
@@ -111,25 +113,27 @@ class Recorder:
             self._events.round(row, scores, histograms="test_loss" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
-        """Appends the scores of clients on their own test shares to evaluation.parquet, a row for each client.
+        """Appends the scores of clients on their own test samples to evaluation.parquet, a row for each client.
 
-        ``rows`` has a list for each column. Does nothing if the run has no such table, because clients are not scored
-        or ``run.log_clients`` is false.
+        ``rows`` has for each column a list with a value for each client, except that ``round`` is a single number. Does
+        nothing if the run has no such table, because clients are not scored or ``run.log_clients`` is false.
         """
         if self._scores:
             self._scores.append(rows)
 
     def layers(self, rows: Mapping[str, Any]) -> None:
-        """Appends how much each tensor of the server's model has changed in a round to layers.parquet, a row for
-        each tensor.
+        """Appends how much each tensor of the server's model has changed in a round to layers.parquet, a row for each
+        tensor.
 
-        ``rows`` has a list for each column. Only runs with ``run.diagnostics`` have this table.
+        ``rows`` has for each column a list with a value for each tensor, except that ``round`` is a single number. Only
+        runs with ``run.diagnostics`` have this table.
         """
         assert self._layers is not None
         self._layers.append(rows)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
-        """Writes how many seconds a round spent on each purpose into profile.csv, if the run has ``engine.profile``.
+        """Writes how many seconds round ``round`` spent on each purpose into profile.csv, if the run has
+        ``engine.profile``.
 
         ``seconds`` has the seconds of each purpose, such as ``gradient``. They are counted from the end of the previous
         round to the end of this one.
@@ -149,11 +153,8 @@ class Recorder:
             self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
-        """Writes summary.json, the last file that a run writes. ``status`` says how the run ended, such
-        as ``completed``.
-
-        ``facts`` are additional keys of the file.
-        """
+        """Writes summary.json, the last file that a run writes. ``status`` says how the run ended, such as
+        ``completed``, and ``facts`` are additional keys of the file."""
         self.sync()
         config, path = self.folder.config, self.folder.path
         summary = summarize(read_metrics(path), status, config.run, config.task.metric or "accuracy", config.task.mode)
@@ -178,10 +179,10 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the keys of summary.json that are computed from metrics.csv, with their values.
 
-    ``metrics`` is that table, ``status`` says how the run ended, and ``run`` is the section of the configuration.
-    ``metric`` is the main metric, and ``mode`` says whether larger (max) or smaller (min) values of it are better. The
-    keys include ``final``, ``best`` and ``last10`` of the main metric on the test set, and the round that reached each
-    of ``run.targets``.
+    ``metrics`` is that table, ``status`` says how the run ended, and ``run`` is the section ``run`` of the
+    configuration. ``metric`` is the main metric, and ``mode`` says whether larger (max) or smaller (min) values of it
+    are better. The keys include ``final``, ``best`` and ``last10`` of the main metric on the test set, and ``targets``:
+    for each of ``run.targets`` the round that reached it, with the costs so far.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}

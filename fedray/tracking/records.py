@@ -23,7 +23,7 @@ FILES = ("partition.parquet", "model.safetensors", "model-best.safetensors")
 
 
 class RowsDigest:
-    """A digest of the rows of a CSV file of a run, such as metrics.csv, which is updated with each new row.
+    """A digest (sha256) of the rows of a CSV file of a run, such as metrics.csv, which is updated with each new row.
 
     Empty cells and the order of columns make no difference, so that a column may be added to the file.
     """
@@ -44,7 +44,7 @@ class RowsDigest:
 
 
 class PartsDigest:
-    """A digest of a folder of Parquet files, such as clients.parquet, which is updated with each new file.
+    """A digest (sha256) of a folder of Parquet files, such as clients.parquet, which is updated with each new file.
 
     Each file has the rows of some rounds.
     """
@@ -64,7 +64,8 @@ class PartsDigest:
 
 
 def changed(folder: Path, recorded: Any, names: Iterable[str]) -> Iterator[str]:
-    """Yields the files among ``names`` in a run's folder that are not as the run wrote them.
+    """Yields those of the files ``names`` in a run's folder that are damaged, missing or changed since the run wrote
+    them.
 
     ``recorded`` are the digests of the files, by name, as summary.json or a checkpoint has them. Files without a
     recorded digest, as in runs of older versions of fedray, are not yielded.
@@ -76,10 +77,11 @@ def changed(folder: Path, recorded: Any, names: Iterable[str]) -> Iterator[str]:
 
 
 def check_file(folder: Path, name: str) -> None:
-    """Raises :class:`UserError` if the file ``name`` in the run folder ``folder`` is not as the run wrote it.
+    """Checks that the file ``name`` in the run folder ``folder`` is as the run wrote it, and raises :class:`UserError`
+    if not.
 
-    The file is compared with the digest in the run's summary.json. Nothing is checked if there is no
-    readable summary.json.
+    The file is compared with the digest in the run's summary.json. Nothing is checked if there is no readable
+    summary.json.
     """
     try:
         summary = json.loads((folder / "summary.json").read_text())
@@ -90,9 +92,10 @@ def check_file(folder: Path, name: str) -> None:
 
 
 def digest_of(path: Path) -> str | None:
-    """Returns the digest of a file of a run, or of a folder of Parquet files, or None if it does not exist.
+    """Returns the digest (sha256) of a file of a run, or of a folder of Parquet files, or None if it does not exist.
 
-    Of a csv file the rows are hashed, and of other files the content.
+    Of a CSV file the rows are hashed, so that empty cells and the order of the columns do not matter; of other files
+    the content.
     """
     if not path.exists():
         return None

@@ -58,7 +58,7 @@ class RunResult:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """A DataFrame with a row for each round and each client of its cohort, sorted by round and client.
+        """A DataFrame with a row for each round and each client that took part in it, sorted by round and client.
 
         It is the table clients.parquet, with columns such as ``round``, ``client``, ``samples`` and ``steps``. Runs
         with ``run.log_clients: false`` do not have it.
@@ -71,7 +71,7 @@ class RunResult:
     @property
     def evaluation(self) -> pd.DataFrame:
         """A DataFrame with the scores of single clients: a row for each evaluated round and each client that is scored
-        on its own test share.
+        on its own test samples.
 
         It is the table evaluation.parquet, with the columns ``round``, ``client``, ``test_samples`` and a score for
         each model, such as ``personal_accuracy``. Raises :class:`UserError` if no clients were scored
@@ -86,10 +86,10 @@ class RunResult:
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether single clients were scored on their own test shares, so that there is a table :attr:`evaluation`.
+        """Whether single clients were scored on their own test samples, so that there is a table :attr:`evaluation`.
 
-        This needs personal models, ``run.finetune_steps`` or ``run.eval_clients``. Runs with ``run.log_clients: false``
-        do not have the table.
+        This needs personal models (an algorithm's model for each client), ``run.finetune_steps`` or
+        ``run.eval_clients``. Runs with ``run.log_clients: false`` do not have the table.
         """
         return any(self._evaluation.glob("part-*.parquet"))
 
@@ -99,8 +99,8 @@ class RunResult:
 
     @property
     def profile(self) -> pd.DataFrame:
-        """A DataFrame that shows where the time went: a row for each round, and a column for each purpose with the
-        seconds spent on it.
+        """A DataFrame that shows how the time was spent: a row for each round, and a column for each purpose, such as
+        ``gradient``, with the seconds spent on it.
 
         It is the table profile.csv. Raises FileNotFoundError for a run without ``engine.profile``.
         """

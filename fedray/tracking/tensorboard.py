@@ -22,7 +22,8 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
     """Writes an event file that declares the columns of TensorBoard's HParams table for the runs of a sweep.
 
     ``folder`` contains the folders of the runs. ``keys`` are the hyper-parameters, and ``columns`` are columns of
-    metrics.csv that are shown beside them. If ``folder`` already has an event file, nothing is written.
+    metrics.csv that are shown beside them; ``bytes`` stands for ``bytes_down`` and ``bytes_up``. If ``folder`` already
+    has an event file, nothing is written.
     """
     if any(folder.glob("events.out.tfevents.*")):
         return
@@ -58,7 +59,8 @@ def _without_tensorflow() -> None:
 
 
 class Events:
-    """Writes the TensorBoard event file of a run that continues after round ``after``, which is 0 for a new run.
+    """Writes the TensorBoard event file of a run into ``folder``. The run continues after round ``after``, which is 0
+    for a new run.
 
     If the run is resumed, TensorBoard ignores the events of rounds beyond ``after`` that it wrote before it was
     interrupted.
@@ -71,9 +73,9 @@ class Events:
         self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
-        """Writes a round's row of metrics.csv, which is ``row``, as TensorBoard scalars.
+        """Writes the numbers of a round, ``row``, which is its row of metrics.csv by column, as TensorBoard scalars.
 
-        ``clients`` has, by column, a list with a value for each client of the cohort. With ``histograms``, a histogram
+        ``clients`` has, by column, a list with a value for each client of the round. With ``histograms``, a histogram
         of each list is written as well.
         """
         step = int(row["round"])
@@ -98,8 +100,8 @@ class Events:
             self._writer.add_scalar(f"profile/{purpose}", value, step)
 
     def end(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Writes the run's row of TensorBoard's HParams table: its settings ``values`` and its final ``metrics``, each
-        by name."""
+        """Writes the run's row of TensorBoard's HParams table at the end of the run: its settings ``values`` and its
+        final ``metrics``, each by name."""
         from torch.utils.tensorboard import summary as summaries
 
         hparams: Any = summaries.hparams

@@ -1,4 +1,5 @@
-"""Hyper-parameter search: :func:`tune` searches a space. Ray Tune runs the trials, and Optuna keeps the studies.
+"""Hyper-parameter search: :func:`tune` tries values of hyper-parameters. Ray Tune runs the trials, and Optuna records
+them.
 
 :func:`tune` is imported when it is first used, so that the command line answers before Optuna and Ray have loaded.
 """

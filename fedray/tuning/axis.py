@@ -26,8 +26,8 @@ SAME_COST = 0.01
 
 
 class RoundCost(NamedTuple):
-    """The estimated cost of one round: ``flops``, the FLOPs of all clients of the cohort and the server together, and
-    ``bytes``, the number of bytes that are sent down and up."""
+    """The estimated cost of one round: ``flops``, the FLOPs of all clients that take part and of the server together,
+    and ``bytes``, the number of bytes that are sent to and from these clients."""
 
     flops: float
     bytes: float
@@ -39,8 +39,9 @@ class RoundCost(NamedTuple):
 
 
 def amount(row: Any, name: str) -> Any:
-    """Returns the value of ``name`` in a row of metrics.csv, or NaN if it was not recorded. ``name`` is an axis of a
-    sweep (rounds, bytes or flops), or an objective or any other column.
+    """Returns the value of ``name`` in a row of metrics.csv, which has a row for each round of a run, or NaN if it was
+    not recorded. ``name`` is a column, such as an objective, or a quantity by which progress is measured: rounds, bytes
+    or flops.
 
     ``bytes`` is the sum of the columns ``bytes_down`` and ``bytes_up``, and ``rounds`` is the column ``round``. ``row``
     may also be the whole table of metrics.csv; then the result is a series with a value for each row.
@@ -52,18 +53,19 @@ def amount(row: Any, name: str) -> Any:
 
 
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
-    """Returns how much of a run of a trial is done, counted in steps: a whole number from 0 to :data:`STEPS` (20). At
-    each step the trial may be stopped because its results are bad.
+    """Returns how far a run of a trial is, in steps of 5 %: a whole number from 0 to :data:`STEPS` (20). At each step
+    the trial may be stopped early because its results are bad.
 
-    ``row`` is the last row of metrics.csv of the run, ``axis`` is rounds, bytes or flops, and ``budget`` is how much of
-    the axis a whole run takes.
+    ``row`` is the last row of metrics.csv of the run. ``axis`` is the quantity by which progress is measured (rounds,
+    bytes or flops), and ``budget`` is how much of it a whole run takes.
     """
     return min(STEPS, whole_units(STEPS * amount(row, axis) / budget))
 
 
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
     """Returns how much of ``axis`` a whole run of ``experiment`` takes: its number of rounds (``rounds``), the bytes
-    sent down and up (``bytes``), or its FLOPs (``flops``). Bytes and FLOPs are estimates (:func:`cost_of_a_round`)."""
+    sent to and from clients (``bytes``), or its FLOPs (``flops``). Bytes and FLOPs are estimates
+    (:func:`cost_of_a_round`). ``data`` is the partitioned data set."""
     if axis == "rounds":
         return experiment.rounds
     cost = cost_of_a_round(experiment, data)
@@ -71,8 +73,9 @@ def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
 
 
 def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
-    """Estimates the FLOPs and bytes of one round of ``experiment``, as if each client of the cohort had the mean number
-    of samples. A sweep uses the estimate to find out which of its searched keys make rounds more expensive."""
+    """Estimates the FLOPs and bytes of one round of ``experiment``, as if each client that takes part had the mean
+    number of samples. ``data`` is the partitioned data set. A sweep (a search over hyper-parameters) uses the estimate
+    to find out which of its searched keys make rounds more expensive."""
     sizes = data.sizes()
     server = costs.server_of_mean_clients(
         experiment.training, sizes, experiment.cohort_size,
@@ -86,13 +89,13 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
 
 
 def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: str) -> str:
-    """Chooses the quantity by which a sweep counts how far its trials are (its "axis"): trials with the same amount of
-    it should have done equal work when they are compared. Returns ``"rounds"``, ``"flops"`` or ``"bytes"``.
+    """Chooses the quantity by which a sweep (a search over hyper-parameters) measures the progress of its trials (its
+    "axis"), so that trials with equal progress have done equal work. Returns ``"rounds"``, ``"flops"`` or ``"bytes"``.
 
     ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
-    all cost the same, the axis is rounds. If their FLOPs differ, it is FLOPs, and if only their bytes differ, it is
-    bytes. An ``objective`` that is itself counted in FLOPs or bytes is never the axis, because trials with equal FLOPs
-    can't be compared by their FLOPs.
+    all these rounds cost the same, the axis is rounds. If their FLOPs differ, it is FLOPs, and if only their bytes
+    differ, it is bytes. An ``objective`` that is itself counted in FLOPs or bytes is never the axis, because trials
+    with equal FLOPs can't be compared by their FLOPs.
     """
     found = list(others)
     for axis in ("flops", "bytes"):
@@ -104,12 +107,13 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """Replaces ``tune.pruner.axis=auto`` in the settings of a sweep by rounds, bytes or flops, the quantity by which
-    progress is counted when trials are compared. Returns the changed ``spec``, and lines to show to the user.
+    """Replaces ``tune.pruner.axis=auto`` in the settings of a sweep (a search over hyper-parameters) by rounds, bytes
+    or flops, the quantity by which progress is measured when trials are compared. Returns the changed ``spec``, and a
+    list of lines for the user.
 
     ``base`` is the cost of a round of the base configuration. ``costs`` has, for each searched key, the costs of rounds
-    with some of its values. A sweep that has begun keeps its axis. There is one line if the axis makes the pruner
-    compare trials that have done unequal work, and otherwise none.
+    with some of its values. A sweep that has begun keeps its axis. The list has one line if the axis makes the pruner,
+    which stops bad trials early, compare trials that have done unequal work. Otherwise it is empty.
     """
     pruner = spec.tune.pruner
     fair = axis_of_equal_work(base, [cost for each in costs.values() for cost in each], next(iter(spec.tune.objective)))

@@ -19,9 +19,9 @@ DRAWN = ("complete", "pruned")
 
 
 def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
-    """Yields the table metrics.csv, with a row per round, of each run of a trial. ``trial`` is the folder of the trial;
-    its subfolders ``seed-*`` are the runs, in the order of their names. Runs that have not finished a round are left
-    out."""
+    """Yields the metrics of each run of a trial: its table metrics.csv, with a row per round. ``trial`` is the folder
+    of the trial; its subfolders ``seed-*`` are the runs, in the order of their names. Runs that have not finished a
+    round are left out."""
     for path in sorted(trial.glob("seed-*/metrics.csv")):
         # the file is empty if the process was killed while creating it
         if path.stat().st_size and len(rows := read_metrics(path.parent)):
@@ -29,8 +29,8 @@ def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
 
 
 def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, objective: str, name: str) -> Any:
-    """Draws the learning curves of a sweep's trials: a Matplotlib figure with a line for each run, the column
-    ``objective`` over ``axis`` (rounds, bytes or flops).
+    """Draws the learning curves of the trials of a sweep (a search over hyper-parameters): a Matplotlib figure with a
+    line for each run, the column ``objective`` over ``axis`` (rounds, bytes or flops).
 
     ``trials`` is the table of the sweep's trials, the best first, with columns ``trial`` and ``state``; ``folders`` has
     the folder of each trial in the same order; and ``name`` is the sweep's name for the title. The colour of a line

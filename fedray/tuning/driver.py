@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What :func:`tune` returns for each sweep (search over hyper-parameters). The results are read from the sweep's
-    ``folder`` when they are asked for, or from ``uri`` if ``tune.output`` is one. ``interrupted`` is true if the user
-    stopped the sweep before its end.
+    """What :func:`tune` returns for each sweep (a search over hyper-parameters): where its results are, and how it
+    ended.
+
+    ``folder`` is the sweep's folder on this machine. ``uri`` is its URI if ``tune.output`` is one, and otherwise None.
+    ``interrupted`` is true if the user stopped the sweep before its end. ``trials`` and ``best`` are read from the
+    folder or the URI whenever they are used.
 
     Example::
 
@@ -87,12 +90,16 @@ def tune(
     """Searches hyper-parameters, or continues a search that was stopped or killed.
 
     Args:
-        space: A space file, the name of one that comes with fedray, or a mapping like a space file.
+        space: A space file, which says what is searched, by its path; the name of one that comes with fedray; or a
+            mapping with the content of a space file.
         overrides: Texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. A searched key that
             is set here is not searched.
-        data, test, client_column, label_column, loss, metrics, transform, algorithm: As in :func:`fedray.simulate`.
-        model: A class or function, which draws other weights for each seed (``tune.seeds``); or a module, whose weights
-            are the initial weights for all seeds.
+        data, test: The training and the test set, in any form that :func:`fedray.simulate` accepts. Without ``data``
+            the data set is the one that ``data.source`` names.
+        client_column, label_column: If the data are a table, the columns with the clients and with the targets.
+        model: A class or function that makes the model, with other initial weights for each seed (``tune.seeds``); or a
+            module, whose weights are the initial weights for all seeds.
+        loss, metrics, transform, algorithm: As in :func:`fedray.simulate`.
         callbacks: Callbacks for every run of every trial, as in :func:`fedray.simulate`. Each process that runs trials
             has its own copy of them.
         retry_failed: Whether trials that failed in an earlier call run once more.
@@ -100,7 +107,8 @@ def tune(
         view: The object that shows the progress, instead of the one that ``verbose`` selects.
 
     Returns:
-        A result for each environment of the space file, or a single one if it has none.
+        A result for each environment of the space file (a combination of values for which a separate search is made),
+        or a single one if it has no environments.
 
     Raises:
         fedray.UserError: The search is not possible as it was asked for.
@@ -124,8 +132,8 @@ def tune(
 
 
 def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
-    """Returns the connection to Ray on which the trials of ``specs`` run, for use in a ``with`` statement. ``view``
-    shows lines about Ray to the user.
+    """Returns the connection to the Ray cluster that runs the trials of the sweeps ``specs``, for use in a ``with``
+    statement. ``view`` shows lines about Ray to the user.
 
     If one of the sweeps has no folder yet, the connection is made right away. Otherwise it is made only when a trial
     has to run, which may never happen because all sweeps are finished.
@@ -145,7 +153,8 @@ def load_custom(
     """Loads the data set once for all trials of a call of :func:`tune`. Returns it together with the other objects that
     the user passed from Python.
 
-    The data set is ``data`` and ``test``, or, without ``data``, the source that the configuration of ``spec`` names.
+    The data set is ``data`` and ``test``, or, if ``data`` is None, the source that the configuration of ``spec`` names.
+    In a table, ``client_column`` and ``label_column`` are the columns with the clients and with the targets.
     ``objects`` are the arguments ``model``, ``loss``, ``metrics``, ``transform`` and ``algorithm`` of :func:`tune`.
     Raises :class:`UserError` if there is ``test`` without ``data``, or if the data can't be loaded.
     """
@@ -167,15 +176,16 @@ def run_sweeps(
     retry_failed: bool = False,
     further_sources: Callable[[Sequence[Sweep]], Sequence[TrialSource]] = lambda sweeps: (),
 ) -> list[SweepResult]:
-    """Runs several sweeps to their end, and returns a result for each of ``specs``, in the same order. The sweeps must
-    have the same data and the same settings ``engine.*``. :func:`tune` calls this, and so does a suite.
+    """Runs several sweeps (searches over hyper-parameters) to their end, and returns a result for each of ``specs``, in
+    the same order. The sweeps must have the same data and the same settings ``engine.*``. :func:`tune` calls this, and
+    so does a suite, which compares algorithms.
 
     ``custom`` has the data set and the user's objects, which all trials use. ``start`` is the connection to Ray, which
     is awaited before the first trial runs. ``view`` shows the progress. With ``retry_failed``, trials that failed in an
     earlier call run once more.
 
     ``further_sources`` is called with the opened sweeps. It returns sources of trials that run in addition to the
-    sweeps' own trials. A suite uses this to run the winner of each sweep on fresh seeds.
+    sweeps' own trials. A suite uses this to run the best trial of each sweep on seeds that no trial has used.
     """
     from fedray.tuning.opening import open_sweep
     from fedray.tuning.outputs import mirrored_sweep

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Final:
-    """A configuration that a suite runs again on fresh seeds (seeds that no trial has used): that of the best trial of
-    the sweep ``spec``, possibly with some keys changed.
+    """A configuration that a suite (a comparison of algorithms) runs again on fresh seeds, which no trial has used:
+    that of the best trial of the sweep ``spec``, possibly with some keys changed.
 
     ``changed`` has the new values of the changed keys, by dotted key. ``what`` describes the change in the suite's
     table, and ``suffix`` in the name of the folder.
@@ -41,8 +41,8 @@ class Final:
         return f"{label_of(self.spec)}, {self.what}" if self.what else label_of(self.spec)
 
     def folder(self, trial: int) -> Path:
-        """Returns the folder of the final runs if trial number ``trial`` is the best, such as
-        ``sweeps/sample/fedavg/winners/trial-0007``. It has a subfolder for each fresh seed.
+        """Returns the folder of the runs on fresh seeds if trial number ``trial`` is the best, such as
+        ``sweeps/sample/fedavg/winners/trial-0007``. It has a subfolder for each seed.
 
         The number is part of the folder's name, because another trial may win if the suite is continued with more
         trials.
@@ -79,11 +79,11 @@ def is_finished(run: Path) -> bool:
 
 class FinalRuns:
     """The source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that runs ``final``, the best
-    configuration of ``sweep``, once for each fresh seed (a seed that no trial has used).
+    configuration of the search ``sweep``, once for each fresh seed (a seed that no trial has used).
 
     ``seeds`` is the number of fresh seeds. No run is handed out before the sweep has ended, because only then is its
     best trial known. Runs whose folders show that they are finished are left out. The attribute ``failures`` counts the
-    runs that failed. ``view`` shows how each run ended.
+    runs that failed. ``view`` shows the user how each run ended.
     """
 
     def __init__(self, sweep: Sweep, final: Final, seeds: int, view: SweepView) -> None:

@@ -28,7 +28,8 @@ def survive_memory_monitor() -> Iterator[None]:
     """A context in which a sweep goes on after Ray's memory monitor has killed the process of a trial.
 
     Without it, Ray Tune would take the monitor's OutOfMemoryError for a bug of Tune and stop all trials. With it, Tune
-    treats the killed process like any other process that died. The runner of a sweep calls Tune inside this context.
+    treats the killed process like any other process that died. :func:`fedray.tuning.runner.run_trials` calls Tune
+    inside this context.
     """
     task_failed, default_result = RayActorManager._actor_task_failed, Trial._get_default_result_or_future
 

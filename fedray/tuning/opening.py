@@ -40,13 +40,13 @@ BASE = {"run.log_clients": False}
 def open_sweep(
     spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Sweep]:
-    """A context with the :class:`Sweep` that ``spec`` describes, ready to run. The sweep is new, or continues the one
-    in its folder.
+    """A context with a :class:`Sweep` (a search over hyper-parameters) that is ready to run, as ``spec`` describes it.
+    The sweep is new, or continues the one in its folder.
 
-    Before the first trial runs, the ends of all searched ranges and all listed values are checked. The folder is locked
-    against other processes until the context ends. ``custom`` has the data set and the user's objects, and ``say``
-    shows a line to the user. Raises :class:`UserError` if the search is not possible as it was asked for, or if the
-    folder belongs to another sweep or another process.
+    Before any trial runs, it is checked that a run is possible with both ends of every searched range and with all
+    listed values. The folder is locked against other processes until the context ends. ``custom`` has the data set and
+    the user's objects, and ``say`` shows a line to the user. Raises :class:`UserError` if the search is not possible as
+    it was asked for, or if the folder belongs to another sweep or another process.
     """
     spec = _with_validation(spec, custom)
     if custom.names:
@@ -94,10 +94,11 @@ def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
 
 
 def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """Returns how many trials a sweep has: ``tune.trials``, or 30 if that key is not set. A grid has one trial for each
-    combination of values, or fewer if ``tune.trials`` is smaller.
+    """Returns how many trials the sweep ``spec`` (a search over hyper-parameters) has: ``tune.trials``, or 30 if that
+    key is not set. A grid search has one trial for each combination of values, or fewer if ``tune.trials`` is smaller.
 
-    ``base`` is the configuration without searched values, by dotted key. Conditions of searched keys may depend on it.
+    ``base`` is the configuration without searched values, by dotted key. Some keys may be searched only under
+    conditions, which can depend on this configuration.
     """
     if spec.sampler == "grid":
         combinations = len(spec.space.grid(base))

@@ -1,7 +1,7 @@
-"""Sweeps whose ``tune.output`` is a URI: keeps it up to date while they run, and brings it here for reports.
+"""Keeps the URI of a sweep up to date while it runs, if ``tune.output`` is one, and downloads a sweep for reports.
 
-The driver sends what it writes itself, such as the study. The runs of trials, which may be on other nodes, send their
-own folders.
+The driver, the process that the user started, sends what it writes itself, such as the study, which records all trials.
+The runs of trials, which may be on other nodes, send their own folders.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from fedray.tuning.spec import SweepSpec
 
 @contextlib.contextmanager
 def mirrored_sweep(spec: SweepSpec, say: Callable[[str], None]) -> Iterator[Mirror]:
-    """A context in which the URI of the sweep ``spec`` is kept up to date. At its beginning the sweep's folder gets
-    what is there, if it is newer, and the trials' runs that this machine does not have."""
+    """A context in which the sweep ``spec`` runs, whose ``tune.output`` is a URI: until the context ends, all changes
+    of the sweep's folder on this machine are sent to its URI. It yields the :class:`Mirror`, which does this in a
+    thread.
+
+    At its beginning, unless ``tune.resume`` is false, the folder is brought to the state at the URI if that is newer,
+    and runs of trials that this machine does not have are downloaded. ``say`` shows a line to the user. Raises
+    :class:`UserError` if the storage can't be used.
+    """
     assert spec.uri is not None
     is_new = spec.tune.resume is False
     with mirrored(spec.uri, spec.folder, load(spec.base).run.output_timeout, say, anew=is_new) as mirror:
@@ -29,8 +35,8 @@ def mirrored_sweep(spec: SweepSpec, say: Callable[[str], None]) -> Iterator[Mirr
 
 
 def fetched_sweep(spec: SweepSpec) -> SweepSpec:
-    """Returns ``spec`` with a folder on this machine that has all of the sweep at its URI, for a report. A sweep
-    without a URI is returned as it is."""
+    """Downloads a sweep whose ``tune.output`` is a URI into the user's cache, for a report. Returns ``spec`` with the
+    downloaded folder as the sweep's folder. A sweep without a URI is returned as it is."""
     if spec.uri is None:
         return spec
     fetched(spec.uri)

@@ -14,7 +14,8 @@ from fedray.tuning.settings import PrunerConfig
 
 
 def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
-    """Returns Optuna's pruner for a sweep, which decides which trials are stopped early because their results are bad.
+    """Returns Optuna's pruner for a sweep (a search over hyper-parameters), which stops trials early whose results are
+    bad.
 
     Args:
         config: The keys ``tune.pruner.*``.
@@ -35,11 +36,11 @@ def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
 
 
 class BetweenSeeds(BasePruner):
-    """A pruner (it stops trials early) of Optuna for trials that consist of several runs, one for each seed.
+    """A pruner of Optuna (it stops bad trials early) for trials that consist of several runs, one for each seed.
 
     During the first run of a trial, the pruner ``within`` decides. Later the trial is stopped only at the end of a run,
-    if the mean over its runs so far is worse than the median of the other trials after as many runs. The median counts
-    only if at least ``n_startup_trials`` other trials have finished as many runs.
+    if the mean over its runs so far is worse than the median of the other trials after as many runs. It is compared
+    with this median only if at least ``n_startup_trials`` other trials have finished as many runs.
     """
 
     def __init__(self, within: BasePruner, n_startup_trials: int) -> None:

@@ -18,10 +18,10 @@ MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "w
 
 
 def check_record(spec: SweepSpec) -> None:
-    """Checks before a report is made that the folder of ``spec`` holds the sweep that ``spec`` describes. Raises
-    :class:`UserError` if the folder's record, sweep.yaml, is that of another sweep.
+    """Checks, before a report is made, that the folder of ``spec`` holds the sweep (a search over hyper-parameters)
+    that ``spec`` describes. Raises :class:`UserError` if sweep.yaml in the folder records another sweep.
 
-    A folder without a record is accepted.
+    A folder without this file is accepted.
     """
     if not (spec.folder / RECORD).exists():
         return
@@ -40,9 +40,9 @@ def check_record(spec: SweepSpec) -> None:
 
 
 def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
-    """Returns ``spec`` with ``tune.objective`` filled in, so that a report knows by which column trials were compared.
-    If the space file sets no objective, the objective is taken from the record of the sweep (sweep.yaml in its folder).
-    If there is no record, ``spec`` is returned unchanged."""
+    """Returns ``spec`` with ``tune.objective`` filled in, so that a report knows by which column the trials of this
+    sweep were compared. If the space file sets no objective, it is taken from sweep.yaml, the record in the sweep's
+    folder. If there is no record, ``spec`` is returned unchanged."""
     if spec.tune.objective or not (spec.folder / RECORD).exists():
         return spec
     recorded = read_record(spec.folder)["tune"].get("objective") or {}
@@ -50,17 +50,18 @@ def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
 
 
 def objective_of(spec: SweepSpec) -> str | None:
-    """Returns the name of the first objective of a sweep, such as ``validation_accuracy``. Returns None if the space
-    file sets none and the sweep has not begun."""
+    """Returns the name of the first objective of a sweep (a search over hyper-parameters), such as
+    ``validation_accuracy``. Returns None if the space file sets none and the sweep has not begun."""
     return next(iter(with_recorded_objective(spec).tune.objective), None)
 
 
 def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Compares two records of sweeps (contents of sweep.yaml), ``old`` from the folder and ``new`` from the sweep that
-    should continue in the folder. Returns the names of the keys, such as ``tune.seeds``, and inputs (data and code)
-    that differ although they must be equal.
+    """Compares two records of sweeps (searches over hyper-parameters), to decide whether a sweep may be continued.
+    Returns the names of the keys, such as ``tune.seeds``, and inputs (data and code) that differ although they must be
+    equal. An empty list means that the sweep may be continued.
 
-    An empty list means that the sweep may be continued. Keys that may change, such as ``tune.trials``, are ignored.
+    Records are contents of sweep.yaml: ``old`` is the one in the folder, and ``new`` that of the sweep that should
+    continue there. Keys that may change, such as ``tune.trials``, are ignored.
     """
     a, b = (dict(each["tune"]) for each in (old, new))
     # compared as texts, because Optuna distinguishes 1 from 1.0, and the order of objectives or values matters
@@ -77,6 +78,6 @@ def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
 
 
 def list_keys(keys: Sequence[str]) -> str:
-    """Returns a part of a sentence for error messages, which names the first six of ``keys``, such as
+    """Returns the end of a sentence for error messages, which names the first six of ``keys``, such as
     ``tune.seeds, run.rounds differ``."""
     return f"{', '.join(keys[:6])} differ{'s' if len(keys) == 1 else ''}"

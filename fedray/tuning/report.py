@@ -38,8 +38,8 @@ LEAST_TRIALS = 8
 
 
 def trial_table(folder: Path) -> pd.DataFrame:
-    """Returns the results of a sweep: a table with a row for each trial that has been started. ``folder`` is the
-    sweep's folder.
+    """Returns the results of a sweep (a search over hyper-parameters) as a table with a row for each trial that has
+    been started. ``folder`` is the sweep's folder. Raises :class:`UserError` if it holds no sweep.
 
     Columns:
 
@@ -49,9 +49,9 @@ def trial_table(folder: Path) -> pd.DataFrame:
     - ``seconds``: the time that the trial's runs took, added up.
     - ``error``: the last line of the error, if the trial failed.
 
-    Further columns are means over the trial's runs:
+    Further columns are means over the trial's runs, of which there is one for each seed:
 
-    - ``rounds``, ``bytes`` (down and up) and ``flops`` of the whole run.
+    - ``rounds``, ``bytes`` (sent to and from clients) and ``flops`` of the whole run.
     - ``best``, ``best_round``: the best value of the first objective, and its round; ``mean``: the objective's mean
       over the rounds, that is, the area under its curve.
     - ``bytes_to_<target>`` for each of run.targets: the bytes until the validation metric reached the target; empty if
@@ -81,7 +81,7 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
 
 def state_of(trial: FrozenTrial) -> str:
     """Returns the state of a trial of Optuna in one word, for tables: complete, diverged, pruned, failed or running.
-    For Optuna a trial that diverged is complete; here it is not."""
+    For Optuna a trial that diverged is complete; here it is not. The trial must have been started."""
     if trial.state == TrialState.COMPLETE and not is_finite(trial):
         return "diverged"
     return STATES[trial.state]
@@ -108,11 +108,11 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, Any]:
 
 
 def write_report(spec: SweepSpec) -> list[Path]:
-    """Writes tables (trials.csv, trials.md, importance.csv) and pictures (PNG) about the trials of a sweep to the
-    folder ``report/`` in the sweep's folder. ``spec`` describes the sweep.
+    """Writes tables (trials.csv, trials.md, importance.csv) and pictures (PNG) about the trials of a sweep (a search
+    over hyper-parameters) to the folder ``report/`` in the sweep's folder. ``spec`` describes the sweep.
 
-    Returns the paths of the files that were written. Files that need more trials than the sweep has so far are left
-    out.
+    Returns the paths of the files that were written. Files that need more trials than the sweep has so far are not
+    written.
     """
     import matplotlib
 
@@ -150,9 +150,10 @@ def write_report(spec: SweepSpec) -> list[Path]:
 
 def rank_trials(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
     """Returns ``table``, a table of trials as :func:`trial_table` returns it, with its rows sorted: complete trials
-    first, then pruned ones, then all others. Within each of the three groups the best comes first.
+    first, then pruned ones, then all others. Within each of these three groups the best trial comes first.
 
-    ``objective`` is the column to sort by, and ``mode`` (max or min) says whether large or small values are good.
+    ``objective`` is the column to sort by, and ``mode`` (max or min) says whether large or small values are good. If
+    there is no such column, the table is returned as it is.
     """
     if objective not in table:
         return table

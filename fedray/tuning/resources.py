@@ -1,4 +1,4 @@
-"""Determines which resources a trial needs, and how many trials fit on the cluster at the same time."""
+"""Determines which resources (CPUs, GPUs) a trial of a sweep needs, and how many trials the cluster runs at once."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ MOST_ON_A_GPU = 8
 
 
 def device_of_trials(sweeps: Iterable[Path], gpus: float, is_this_machine: bool) -> Device:
-    """Returns the device, ``cpu`` or ``cuda``, that ``engine.device=auto`` stands for in all trials of a call.
+    """Returns the device, ``cpu`` or ``cuda``, that ``engine.device=auto`` stands for in all trials that one command,
+    or one call of :func:`fedray.tune`, runs.
 
-    ``sweeps`` are the folders of the sweeps. If trials in one of them have begun, it is the device of these trials.
-    Otherwise it depends on the cluster: ``gpus`` is its number of GPUs, and ``is_this_machine`` says whether the
-    cluster is this machine alone.
+    ``sweeps`` are the folders of the sweeps (searches over hyper-parameters) to which these trials belong. If trials in
+    one of the folders have begun, the result is the device on which they run. Otherwise it depends on the cluster:
+    ``gpus`` is its number of GPUs, and ``is_this_machine`` says whether the cluster is this machine alone.
     """
     runs = (folder for sweep in sweeps for folder in sorted(sweep.glob("trials/*/*")))
     begun = next((device for folder in runs if (device := device_of(folder))), None)
@@ -54,19 +55,25 @@ def device_of_trials(sweeps: Iterable[Path], gpus: float, is_this_machine: bool)
 def engine_of_trials(
     engine: EngineConfig, base: Mapping[str, Any], max_concurrent_trials: int | None, device: Device = "cpu"
 ) -> dict[str, Any]:
-    """Decides how each trial of a sweep is computed. Returns the settings ``engine.*`` that replace those of the
-    configuration in all trials, as a dict with dotted keys.
-
-    ``engine`` is the configuration's section ``engine``, ``base`` has the keys that the user set, and ``device`` is
-    what ``engine.device=auto`` stands for.
-
-    If the user did not say how many trials share a GPU, ``engine.actors_per_gpu`` is ``auto``, which the caller then
-    replaces by the result of :func:`trials_per_gpu`.
+    """Decides with which processes, and on which device, each trial of a sweep (a search over hyper-parameters) is
+    computed. Returns settings ``engine.*`` as a dict with dotted keys; they replace those of the configuration in all
+    trials.
 
     If the user did not set ``engine.kind``, a trial on a cluster of one node is a single process. On a cluster of
-    several nodes it is a server on this node and a client actor on any node. With ``engine.kind=ray`` and
-    ``engine.actors=auto``, the client actors of the ``max_concurrent_trials`` concurrent trials (None means one) fill
-    the cluster. Raises :class:`UserError` for settings that have no meaning in a sweep.
+    several nodes it is a server on this node and one client actor (a process that trains clients) on any node. With
+    ``engine.kind=ray`` and ``engine.actors=auto``, the client actors of all concurrent trials fill the cluster.
+
+    If trials use GPUs and the user did not say how many trials share a GPU, ``engine.actors_per_gpu`` is ``auto``,
+    which the caller then replaces by the result of :func:`trials_per_gpu`.
+
+    Args:
+        engine: The section ``engine`` of the configuration.
+        base: The settings that the user made, by dotted key.
+        max_concurrent_trials: The number of concurrent trials; None means one.
+        device: What ``engine.device=auto`` stands for, unless the user set a share of a GPU, which means ``cuda``.
+
+    Raises:
+        UserError: A setting is not possible in a sweep, such as a GPU for the server.
     """
     several = len([node for node in ray.nodes() if node["Alive"]]) > 1
     kind = base.get("engine.kind") or ("ray" if several else "local")
@@ -92,12 +99,13 @@ def engine_of_trials(
 
 
 def trials_per_gpu(settings: Mapping[str, Any], custom: CustomObjects, say: Callable[[str], None]) -> int:
-    """Returns how many trials share a GPU: as many as fit into its memory, but no more than :data:`MOST_ON_A_GPU`. If a
-    trial consists of several client actors, it is the number of client actors that share a GPU.
+    """Returns how many trials (runs with different hyper-parameters) share a GPU: as many as fit into its memory, but
+    no more than :data:`MOST_ON_A_GPU`. If a trial has client actors (processes that train clients), the result is how
+    many client actors share a GPU.
 
-    ``settings`` is the configuration of a trial by dotted key. The memory that one process takes is measured on the
-    cluster, with the data set in ``custom``. ``say`` shows the user what was measured. Raises :class:`UserError` if not
-    even one process fits, or if there is no GPU.
+    ``settings`` is the configuration of a trial by dotted key, and ``custom`` has the data set and the user's objects.
+    The memory that one process takes is measured on the cluster, and ``say`` is called with lines that tell the user
+    the result. Raises :class:`UserError` if not even one process fits, or if there is no GPU.
     """
     if not resources().get("GPU"):
         raise UserError("the cluster has no GPU for the trials: use engine.device=cpu")
@@ -107,11 +115,12 @@ def trials_per_gpu(settings: Mapping[str, Any], custom: CustomObjects, say: Call
 
 
 def bundles_of(engine: EngineConfig) -> Bundles:
-    """Returns the resources that Ray reserves for one trial: a list of dicts such as ``{"CPU": 1, "GPU": 0.5}``, one
-    for each process of the trial.
+    """Returns the resources that Ray reserves for one trial of a hyper-parameter search: a list of "bundles", dicts
+    such as ``{"CPU": 1, "GPU": 0.5}``. The first is for the trial's main process, and has an entry that keeps it on
+    this node. With ``engine.kind=ray`` there is a further bundle for each client actor (a process that trains clients).
 
-    ``engine`` has the settings ``engine.*`` of the trial, without any ``auto``. Raises :class:`UserError` for an amount
-    that is smaller than Ray can count.
+    ``engine`` has the settings ``engine.*`` of the trial, with a value in place of every ``auto``. Raises
+    :class:`UserError` for an amount that is smaller than Ray can count.
     """
     here = {f"node:{ray.util.get_node_ip_address()}": HERE}
     share = {kind: amount for kind, amount in _share(engine).items() if amount}
@@ -127,19 +136,20 @@ def bundles_of(engine: EngineConfig) -> Bundles:
 
 
 def _share(engine: EngineConfig) -> dict[str, float]:
-    """Returns the CPUs and GPUs that one client actor takes, or a trial that is one process:
+    """Returns the CPUs and GPUs of one client actor, or of a trial that is a single process:
     ``{"CPU": 1, "GPU": 0.5}``."""
     gpus = 1 / engine.actors_per_gpu if isinstance(engine.actors_per_gpu, int) else engine.gpus_per_actor
     return {"CPU": engine.cpus_per_actor, "GPU": gpus}
 
 
 def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[int, str | None]:
-    """Returns how many trials run at the same time, and a line for the user if these are fewer than ``asked``
-    (otherwise None).
+    """Returns how many trials of a sweep (a search over hyper-parameters) run at the same time, and a line for the user
+    if this number is smaller than ``asked`` (otherwise None).
 
-    ``bundles`` are the resources of one trial. If ``asked`` is None, as many trials run as fit on the cluster.
-    ``started_here`` says that this program has started the cluster. No node can join such a cluster, so that
-    :class:`UserError` is raised if not even one trial fits. On any other cluster the number is at least 1.
+    ``bundles`` are the resources of one trial (:func:`bundles_of`). ``asked`` is the number that the user set; if it is
+    None, as many trials run as fit on the cluster. ``started_here`` says that this program has started the cluster. No
+    node can join such a cluster, so :class:`UserError` is raised if not even one trial fits. On any other cluster the
+    number is at least 1.
     """
     total, free = ray.cluster_resources(), ray.available_resources()
     fits = _fitting([node["Resources"] for node in ray.nodes() if node["Alive"]], bundles)
@@ -173,8 +183,9 @@ def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
 
 
 def trial_shortage(bundles: Bundles) -> str:
-    """Returns a text for messages about trials that do not fit: which resources a trial needs, and which the cluster
-    has. ``bundles`` are the resources of one trial."""
+    """Returns a text for messages about trials that do not fit on the cluster, such as
+    ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``. ``bundles`` are the resources of one trial
+    (:func:`bundles_of`)."""
     first, *others = ({kind: bundle[kind] for kind in RESOURCES if bundle.get(kind)} for bundle in bundles)
     parts = [in_words(first)] if first or not others else []
     if others:

@@ -58,8 +58,9 @@ class Shared:
     """The objects that the processes of all trials receive when they start.
 
     ``source`` is the data set in Ray's object store, and ``custom`` has the user's other objects, such as a model.
-    ``path`` lists the folders with the user's modules. ``directory`` is the driver's working directory, to which paths
-    in a configuration are relative. When the file ``stop_file`` appears, each trial ends after the round in progress.
+    ``path`` lists the folders with the user's modules. ``directory`` is the working directory of the program that the
+    user started; paths in a configuration are relative to it. When the file ``stop_file`` appears, each trial ends
+    after the round in progress.
     """
 
     source: StoredSource
@@ -74,8 +75,8 @@ class TrialActor(tune.Trainable):
     it. Tune calls ``step()`` again and again; each call lets the trial compute until its next message, such as a
     finished round, and returns this message.
 
-    Tune's function API would need no thread of our own. But it waits only 2 s for a trial that it stops, so that a
-    pruned run could lose its last records.
+    The trial runs in a thread. Tune's function API would make this thread unnecessary, but it waits only 2 s for a
+    trial that it stops, so that a pruned run could lose its last records.
     """
 
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
@@ -104,8 +105,8 @@ class TrialActor(tune.Trainable):
 
 
 class SourceSearcher(Searcher):
-    """The object that Ray Tune asks for the next trial (a Tune "searcher"). It takes the trials from a
-    :class:`~fedray.tuning.trial_source.TrialSource`, such as a sweep.
+    """The object that Ray Tune asks for the next trial (a Tune "searcher"). It takes the trials from ``source``, such
+    as a sweep (:class:`~fedray.tuning.trial_source.TrialSource`).
 
     A trial whose process died is handed to Tune again, at most ``max_restarts`` times. After that the trial counts as
     failed. While the attribute ``stopping`` is true, no further trials are handed out.
@@ -167,13 +168,16 @@ class Interrupted(Exception):
 
 
 class SourceStopper(Stopper, tune.Callback):
-    """The object that Ray Tune tells about messages and deaths of trials, and asks whether to stop a trial or
-    everything. It passes messages and deaths to the source of the trials.
+    """The object that passes the messages and deaths of trials from Ray Tune to the source of the trials, and tells
+    Tune when a trial, or the whole search, must stop.
 
     Tune asks at each message whether the trial stops, and about ten times a second whether all trials do. All stop if
     the source raises an exception, or if no trial could start for ``start_timeout`` seconds. If the event ``stopping``
-    is set, the file ``stop_file`` is made, which tells the trials to end, and Tune stops when they have ended. After
-    that the attribute ``error`` is the exception that the caller must raise, or None.
+    is set, the file ``stop_file`` is created, which makes the trials end, and Tune stops when they have ended. After
+    the search, the attribute ``error`` is the exception that the caller must raise, or None.
+
+    ``searcher`` hands out the trials and has their source. ``bundles`` are the resources of one trial, for an error
+    message.
     """
 
     def __init__(
@@ -237,7 +241,8 @@ def run_trials(
     start_timeout: float,
     stopping: threading.Event,
 ) -> None:
-    """Runs the trials of ``source`` on Ray until there are no further trials.
+    """Runs the trials of ``source`` (choices of hyper-parameters, each with one or more runs) on Ray until there are no
+    further trials.
 
     A trial whose process dies is started again, at most :data:`MAX_RESTARTS` times.
 

@@ -120,8 +120,8 @@ class TuneConfig(Section):
 
 
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """Returns the section ``key`` of ``values``, which is the content of a YAML file or a part of it. The result is a
-    mapping, and empty if the section is missing.
+    """Returns the section ``key`` of ``values``, the content of a YAML file or a part of it, as a mapping. If the
+    section is missing, the mapping is empty.
 
     Raises :class:`UserError` if the section is not a mapping. The message begins with ``where``, which names the file.
     """
@@ -132,8 +132,9 @@ def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any
 
 
 def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneConfig:
-    """Reads and checks the section ``tune`` of a space file, and returns it as :class:`TuneConfig`. ``of_file`` is the
-    section as it stands in the file; keys in ``overrides`` replace those of the file.
+    """Reads and checks the section ``tune`` of a space file, the settings of a search over hyper-parameters, and
+    returns it as :class:`TuneConfig`. ``of_file`` is the section as it stands in the file, or None; keys in
+    ``overrides`` replace those of the file.
 
     An objective without a direction is maximised if it is an accuracy or an F1 score, and minimised otherwise. Raises
     :class:`UserError` for a wrong key or value. Its message begins with ``where``, which names the file.

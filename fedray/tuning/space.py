@@ -38,10 +38,10 @@ OPTIONS = ("step", "log", "when")
 class Parameter:
     """One key of the configuration that a sweep searches, with the values that it may take.
 
-    ``kind`` is one of :data:`RANGES`, which go from ``low`` to ``high`` (both included), or of :data:`LISTS`, which
-    have ``values``. ``step`` is the distance between the possible values of a range, if it is not continuous, and
-    ``log`` says that an ``int`` is drawn on a logarithmic scale. ``when`` has the conditions under which the key is
-    searched, as pairs of another key and the values that this other key may have.
+    ``key`` is the dotted key. ``kind`` is one of :data:`RANGES`, which go from ``low`` to ``high`` (both included), or
+    of :data:`LISTS`, which have ``values``. ``step`` is the distance between the possible values of a range; None means
+    that it is continuous. ``log`` says that an ``int`` is drawn on a logarithmic scale. ``when`` has the conditions
+    under which the key is searched, as pairs of another key and the values that this other key may have.
     """
 
     key: str
@@ -54,8 +54,8 @@ class Parameter:
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def active(self, others: Mapping[str, Any]) -> bool:
-        """Returns whether this key is searched in a trial in which the other keys have the values ``others``. A key is
-        not searched if one of its conditions (``when``) is not met."""
+        """Returns whether this key is searched in a trial in which other keys have the values ``others`` (a dict by
+        dotted key). It is not searched if one of its conditions (``when``) is not met."""
         return all(any(_same(others.get(key), value) for value in values) for key, values in self.when)
 
     def suggest(self, trial: Trial) -> Any:
@@ -68,15 +68,15 @@ class Parameter:
         return self.at_step(round((value - self.low) / self.step)) if self.step else value
 
     def at_step(self, number: int) -> float:
-        """Returns the value of a range with steps after ``number`` steps: ``low + number * step``. It is computed in
-        decimals, so that the result is 0.3 and not 0.30000000000000004."""
+        """Returns the value that lies ``number`` steps above the lower end of a range: ``low + number * step``. It is
+        computed in decimals, so that the result is 0.3 and not 0.30000000000000004."""
         value = _decimal(self.low) + number * _decimal(self.step or 0)
         return int(value) if self.kind == "int" else float(value)
 
     def stored(self, value: Any) -> Any:
-        """Returns ``value`` in the form in which Optuna records values of this key: a number of a range stays a number,
-        and a value of a list becomes JSON text. A trial that the user asks for is queued in this form. Raises
-        ValueError if the key can't have this value."""
+        """Returns ``value`` in the form in which Optuna records values of this key, to queue a trial that the user asks
+        for: a number of a range stays a number, and a value of a list becomes JSON text. Raises ValueError if the key
+        can't have this value."""
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -97,12 +97,14 @@ class Space:
     parameters: tuple[Parameter, ...]
 
     def keys(self) -> list[str]:
+        """Returns the names of the searched keys, such as ``train.lr``, in the order in which their values are
+        drawn."""
         return [parameter.key for parameter in self.parameters]
 
     def suggest(self, trial: Trial, base: Mapping[str, Any]) -> Values:
-        """Chooses the values of a new trial: returns a dict with a value for each searched key whose conditions are
-        met, by dotted key. Optuna's sampler chooses the values for ``trial``. ``base`` has the keys that are not
-        searched."""
+        """Lets Optuna's sampler choose the values of a new trial. Returns a dict with a value for each searched key, by
+        dotted key, without the keys whose conditions are not met. ``trial`` is the trial of Optuna, and ``base`` has
+        the keys that are not searched."""
         chosen: Values = {}
         for parameter in self.parameters:
             if parameter.active({**base, **chosen}):
@@ -111,7 +113,7 @@ class Space:
 
     def stored(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> Values:
         """Turns values that the user chose into a trial that Optuna can queue: returns a dict by dotted key, with the
-        values in the form in which Optuna records values.
+        values in the form in which Optuna records them.
 
         Keys that ``values`` leaves out are taken from ``base``, the configuration without searched values. Raises
         ValueError if a value is outside the space.
@@ -124,17 +126,18 @@ class Space:
         return found
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
-        """Yields dicts of values, by dotted key, with which a sweep is checked before it starts: both ends of each
+        """Yields the values with which a sweep is checked before it starts, as dicts by dotted key: both ends of each
         range and each value of each list, one key at a time.
 
-        The other keys are as in ``base``, except for those that the key's conditions require to be different.
+        All other keys keep their values in ``base``, the configuration, and are left out of the dict, unless a
+        condition of the searched key requires another value.
         """
         for parameter in self.parameters:
             for value in parameter.values or (parameter.low, parameter.high):
                 yield {**self._needed(parameter, base), parameter.key: value}
 
     def _needed(self, parameter: Parameter, base: Mapping[str, Any]) -> Values:
-        """Returns the values, by dotted key, that keys of ``base`` must be changed to so that the conditions of
+        """Returns the values, by dotted key, to which keys of ``base`` must be changed so that the conditions of
         ``parameter`` are met and it is searched."""
         needed: Values = {}
         if not parameter.active(base):

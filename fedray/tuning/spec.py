@@ -58,11 +58,12 @@ ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """One sweep as its space file describes it: its name, its settings ``tune.*``, the base configuration, and the
-    space.
+    """The description of one sweep (a search over hyper-parameters), as read from a space file.
 
-    ``base`` is a configuration with dotted keys. ``raw_space`` is the chosen space (``tune.space``) as it stands in the
-    file. ``first`` has the values that are tried first, with a dict for each trial.
+    ``name`` is the name of the sweep and of its folder. ``tune`` has the settings ``tune.*``. ``base`` is the
+    configuration of all trials, by dotted key. ``raw_space`` is the chosen space (``tune.space``) as it stands in the
+    file: each searched key with a description of its values. ``first`` has the values that are tried first, as a dict
+    for each trial.
     """
 
     name: str
@@ -73,6 +74,8 @@ class SweepSpec:
 
     @property
     def space(self) -> Space:
+        """The searched keys with the values that each may take, as read from ``raw_space``. Raises :class:`UserError`
+        if there is a mistake in it."""
         return read_space(self.raw_space, f"{self.name}: spaces.{self.tune.space}")
 
     @property
@@ -94,6 +97,8 @@ class SweepSpec:
 
     @property
     def folder(self) -> Path:
+        """The absolute path of the sweep's folder on this machine. If ``tune.output`` is a URI, the sweep works in this
+        folder, and its results are sent to the URI."""
         return local_folder(self.tune.output, self.tune.working_copy).absolute() / self.name
 
     @property
@@ -102,8 +107,9 @@ class SweepSpec:
         return below(self.tune.output, *self.name.split("/")) if is_uri(self.tune.output) else None
 
     def output_keys(self, folder: Path) -> dict[str, Any]:
-        """Returns the keys that make a run work in ``folder``, which is in the sweep's folder. If that has a URI, the
-        run keeps its part of it up to date itself, because it may be on another node."""
+        """Returns the configuration keys with which a run makes its run folder in ``folder``, a folder within the
+        sweep's: ``run.output``, and ``run.working_copy`` if the sweep has a URI. Such a run sends its results to the
+        URI itself, because it may be on another node than the sweep."""
         if self.uri is None:
             return {"run.output": str(folder)}
         parts = folder.relative_to(self.folder).parts
@@ -116,20 +122,20 @@ class SweepSpec:
         return self.tune.resume is not False and (self.folder / RECORD).exists()
 
     def trial_folder(self, number: int) -> Path:
-        """Returns the folder of trial ``number`` below the sweep's folder, such as ``trials/0007``. It has a run folder
+        """Returns the folder of trial ``number`` in the sweep's folder, such as ``trials/0007``. It has a run folder
         for each seed."""
         return self.folder / "trials" / f"{number:04d}"
 
 
 def known_spaces() -> dict[str, Path]:
-    """Returns the paths of the space files that come with fedray, by the names that ``fedray tune`` accepts, such as
-    ``fedprox``."""
+    """Returns the paths of the space files (descriptions of hyper-parameter searches) that come with fedray, by the
+    names that ``fedray tune`` accepts, such as ``fedprox``."""
     return {path.stem: path for path in sorted(SPACES.glob("*.yaml"))}
 
 
 def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
-    """Reads a space file and returns the sweeps that it describes: one, or one for each of its environments
-    (combinations of values for which a separate sweep is made).
+    """Reads a space file and returns the sweeps (searches over hyper-parameters) that it describes: one, or one for
+    each of its environments (combinations of values for which a separate sweep is made).
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
     be a sweep's folder, or a folder that holds folders of sweeps, or the URI of one; then the sweeps are read from the
@@ -181,7 +187,8 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
 
 
 def _at_uri(spec: SweepSpec, uri: str) -> SweepSpec:
-    """Returns ``spec``, which was read from a copy of the sweep's folder, as that of the sweep at ``uri``."""
+    """Returns ``spec``, which was read from a downloaded copy of a sweep's folder, with a ``tune.output`` that makes
+    ``uri`` the URI of that folder."""
     for _ in spec.name.split("/"):
         uri = above(uri)
     return replace(spec, tune=spec.tune.model_copy(update={"output": uri}))
@@ -229,11 +236,11 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
-    """Returns the path of the space file or suite that the user calls ``name``. It may be the folder of a sweep (the
-    result is the record in it), the path of a file, or a name in ``known``, which has the paths of the files that come
-    with fedray.
+    """Returns the path of the file that the user calls ``name``: a space file, or a suite, which compares algorithms.
 
-    Raises :class:`UserError` if there is no such file. ``what`` is the message's word for the file, such as "suite".
+    ``name`` may be the file's path, the folder of a sweep (the result is then sweep.yaml in this folder), or a name in
+    ``known``, which maps the names of the files that come with fedray to their paths. Raises :class:`UserError` if
+    there is no such file; ``what`` is the message's word for the file, such as "suite".
     """
     path = Path(name)
     if (path / RECORD).is_file():
@@ -246,10 +253,9 @@ def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
 
 
 def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Checks that a space file or suite has no unknown section. ``values`` is the content of the file, and ``known``
-    lists the names that its sections may have.
+    """Checks that ``values``, the content of a space file or suite, has no sections other than those in ``known``.
 
-    Raises :class:`UserError`, with a message that begins with ``where``, for an unknown section.
+    Raises :class:`UserError`, with a message that begins with ``where``, if it has another section.
     """
     for key in values:
         if key not in known:
@@ -257,11 +263,12 @@ def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) 
 
 
 def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
-    """Returns the base configuration of a space file or suite as a flat dict with dotted keys. ``base`` is the file's
-    section ``base``.
+    """Returns the base configuration of a space file or suite, which all trials share, as a flat dict with dotted keys.
+    ``base`` is the file's section ``base``.
 
-    If the section is a text, it names a config file. This file is looked for beside the space file at ``path``, and
-    then in the working directory. Messages of errors begin with ``where``.
+    If the section is a text, it names a config file. This file is looked for beside the space file at ``path``, if
+    there is one, and then in the working directory. Raises :class:`UserError` for a wrong section, with a message that
+    begins with ``where``.
     """
     if isinstance(base, str):
         beside = path.parent / base if path else Path(base)
@@ -276,15 +283,16 @@ def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
 
 
 def first_seed(settings: Mapping[str, Any]) -> int:
-    """Returns the first seed of a trial's runs, which is run.seed of the configuration ``settings`` (dotted keys). The
-    other keys are not checked, and may contradict each other."""
+    """Returns the seed of the first run of each trial: run.seed in ``settings``, a configuration by dotted key, or 0 if
+    it is not set. The other keys are not checked, and may contradict each other."""
     return load({"run.seed": settings.get("run.seed") or 0}).run.seed
 
 
 def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a new configuration with the keys of ``base``, updated with those of ``by``. All keys are dotted.
 
-    A key of ``by`` that excludes another key removes it: run.iterations removes run.rounds (:data:`ALTERNATIVES`).
+    If a key of ``by`` can't be set together with a key of ``base``, the key of ``base`` is left out: run.iterations in
+    ``by`` removes run.rounds (:data:`ALTERNATIVES`).
     """
     replaced = {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if by.get(key) is not None}
     return {key: value for key, value in base.items() if key not in replaced} | dict(by)
@@ -314,8 +322,9 @@ def _environments(
 
 
 def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
-    """Returns the section ``first`` of a space file, whose content is ``values``: a list of dicts with values by dotted
-    key, each of which is tried as a trial before all others. Without such a section the list is empty.
+    """Returns the values that a sweep tries before all others: the section ``first`` of a space file, as a list with a
+    dict of values by dotted key for each trial. ``values`` is the content of the file. Without this section the list is
+    empty.
 
     Raises :class:`UserError`, with a message that begins with ``where``, if the section is not a list of mappings.
     """
@@ -360,8 +369,9 @@ def _check(spec: SweepSpec) -> None:
 
 
 def check_together(specs: Sequence[SweepSpec]) -> None:
-    """Checks sweeps that one command runs together, such as those of several environments. Raises :class:`UserError` if
-    they differ in their data or in ``engine.*``, because all trials of a command share one data set and one cluster."""
+    """Checks the sweeps (searches over hyper-parameters) that one command runs together, such as those of several
+    environments. Raises :class:`UserError` if they differ in their data or in ``engine.*``, because all trials of a
+    command share one data set and one cluster."""
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):

@@ -1,4 +1,5 @@
-"""Opens the storage of studies: a journal in the sweep's folder, or any Optuna storage by its URL."""
+"""Opens the storage in which Optuna records the trials of a sweep: a file in its folder, or any Optuna storage by
+URL."""
 
 from __future__ import annotations
 
@@ -20,18 +21,20 @@ JOURNAL = "study.journal"
 
 
 def study_name(spec: SweepSpec) -> str:
-    """Returns the name under which Optuna keeps the record of a sweep (its "study") in a storage.
+    """Returns the name under which Optuna keeps the record of a sweep (a search over hyper-parameters) in a storage.
+    Optuna calls such a record a "study".
 
     In a storage that the user names (``tune.storage``), the study has the sweep's name, because other studies may be
-    there too. In the journal of the sweep's folder the study is always called ``sweep``, because the folder may be
-    renamed.
+    there too. In the default storage, a file in the sweep's folder, the study is always called ``sweep``, because the
+    folder may be renamed.
     """
     return spec.name if spec.tune.storage else "sweep"
 
 
 @contextlib.contextmanager
 def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """A context in which a sweep's folder is locked, so that no other process runs or changes the same sweep.
+    """A context in which the folder of a sweep (a search over hyper-parameters) is locked, so that no other process
+    runs or changes the same sweep.
 
     ``say`` shows a line to the user while this process waits for the lock. Raises :class:`UserError` if another process
     holds the lock for longer than ``patience`` seconds, or if the folder can't be written to.
@@ -45,8 +48,8 @@ def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIE
 
 
 def storage_of(spec: SweepSpec) -> BaseStorage:
-    """Returns the Optuna storage in which the trials of a sweep are recorded, opened for writing: the one that
-    ``tune.storage`` names, or else the journal in the sweep's folder (:func:`open_journal`)."""
+    """Returns the Optuna storage in which the trials of a sweep (a search over hyper-parameters) are recorded, opened
+    for writing: the one that ``tune.storage`` names, or else a file in the sweep's folder (:func:`open_journal`)."""
     return open_storage(spec.tune.storage) if spec.tune.storage else open_journal(spec.folder / JOURNAL)
 
 
@@ -57,12 +60,12 @@ def open_storage(url: str) -> BaseStorage:
 
 
 def open_journal(path: Path) -> BaseStorage:
-    """Opens the journal, the file ``path`` in which Optuna records a sweep, for writing, and returns it as a storage.
-    The file is created if it is missing.
+    """Opens the journal, the file ``path`` in which Optuna records the trials of a sweep, for writing, and returns it
+    as a storage. The file is created if it is missing.
 
-    Only the process that holds the folder's lock (:func:`hold_study`) may call this, because it repairs what a killed
-    process left behind: the journal's lock, and an incomplete last line. Raises :class:`UserError` if the file can't be
-    read.
+    Only the process that holds the lock of the sweep's folder (:func:`hold_study`) may call this, because it repairs
+    what a killed process left behind: the journal's lock, and an incomplete last line. Raises :class:`UserError` if the
+    file can't be read.
     """
     Path(f"{path}.lock").unlink(missing_ok=True)
     if path.exists():
@@ -90,13 +93,14 @@ def _checked(opened: Callable[[], BaseStorage], where: object) -> BaseStorage:
 
 
 def has_study(storage: BaseStorage, name: str) -> bool:
-    """Returns whether an Optuna ``storage`` already contains a study, the record of a sweep, with this ``name``."""
+    """Returns whether an Optuna ``storage`` already contains a study (the record of a hyper-parameter search) with this
+    ``name``."""
     return name in optuna.get_all_study_names(storage)
 
 
 def study_of(spec: SweepSpec) -> optuna.Study:
-    """Returns Optuna's record of a sweep (its "study"), which has all trials. It is for reading only, because another
-    process may be writing the record at the same time.
+    """Returns Optuna's record of a sweep (a search over hyper-parameters), its "study", which has all trials. Use it
+    for reading only, because another process may be writing the record at the same time.
 
     Raises :class:`UserError` if there is no study, or if it can't be read.
     """

@@ -1,6 +1,6 @@
 """A sweep's record of its trials: an Optuna study that only one process writes.
 
-Each fact is written once. Trials that were running when the process died are started again with the same values.
+No fact is recorded twice. Trials that were running when the process died are started again with the same values.
 """
 
 from __future__ import annotations
@@ -39,13 +39,23 @@ class AskedTrial(NamedTuple):
 
 
 class Study:
-    """The record of a sweep in Optuna: it chooses the values of new trials, and records how trials proceed and end. If
-    ``storage`` already has a study ``name``, that study is continued.
+    """The record of a sweep (a search over hyper-parameters) in Optuna: it chooses the values of new trials, and
+    records how trials proceed and end.
 
-    ``space`` has the searched keys, and ``base`` the keys that are not searched. ``directions`` says for each objective
-    whether to maximize or minimize it. ``first`` has values that are tried before any others. ``population`` is the
-    size of a generation of NSGA-II; the first generation is drawn at random. Raises ValueError if values of ``first``
-    are outside the space.
+    Args:
+        storage: The Optuna storage in which the record is kept.
+        name: The name of the record. If ``storage`` already has a record with this name, it is continued.
+        space: The searched keys, with the values that each may take.
+        base: The values of the keys that are not searched.
+        directions: Whether to maximize or minimize each objective.
+        sampler: How values are chosen: "tpe", "random", "grid", "cmaes" or "nsga2".
+        pruner: Decides which trials are stopped early. None stops none.
+        seed: The seed of the sampler.
+        first: Values that are tried before any others, as a dict for each trial.
+        population: The size of a generation of NSGA-II; the first generation is drawn at random.
+
+    Raises:
+        ValueError: Values of ``first`` are outside the space.
     """
 
     def __init__(
@@ -86,15 +96,18 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def best(self) -> list[FrozenTrial]:
+        """Returns a list with the best trial, or, with several objectives, all trials on the Pareto front. It is empty
+        while no trial has completed with finite values."""
         return best_trials(self._study)
 
     def count(self, *states: TrialState) -> int:
-        """Returns how many trials are in one of the given ``states``, such as ``TrialState.PRUNED``."""
+        """Returns how many trials of the sweep are in one of the given ``states``, such as ``TrialState.PRUNED``."""
         return sum(trial.state in states for trial in self.trials)
 
     def ask(self) -> AskedTrial:
         """Chooses the next trial to run, and returns its number and values. A trial that was running when an earlier
-        process died comes first, then a trial that is queued, and then a trial with new values from the sampler."""
+        process died comes first, then a queued trial (values that the user listed, a combination of a grid, or a failed
+        trial that is tried again), and then a trial with new values from the sampler."""
         if self._interrupted:
             frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
@@ -110,11 +123,11 @@ class Study:
         return AskedTrial(trial.number, values)
 
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
-        """Records the intermediate ``value`` of the objective of running trial ``number``, at each of ``steps``. A step
-        is a twentieth of a run; the steps of all runs of a trial are counted together, and the pruner compares trials
-        at equal steps.
+        """Records how good the running trial ``number`` is so far: the intermediate ``value`` of the objective at each
+        of ``steps``. Returns whether the trial should be pruned (stopped early).
 
-        Returns whether the trial should be pruned (stopped early). Steps that are recorded already keep their values.
+        A step is a twentieth of a run. The steps of all runs of a trial are counted together, and the pruner compares
+        trials at equal steps. Steps that are recorded already keep their values.
         """
         trial = self._running[number]
         # a trial that continued from a checkpoint may report steps that are recorded already
@@ -127,7 +140,7 @@ class Study:
     def complete(self, number: int, values: Sequence[float]) -> None:
         """Records that trial ``number`` has completed. ``values`` has the final value of each objective.
 
-        Values that are not finite become the worst possible ones, because Optuna refuses NaN.
+        A value that is not finite is replaced by the worst possible one, because Optuna refuses NaN.
         """
         worst = {StudyDirection.MAXIMIZE: -math.inf, StudyDirection.MINIMIZE: math.inf}
         pairs = zip(values, self._study.directions, strict=True)
@@ -166,8 +179,8 @@ class Study:
         return trials + sum("retries" in trial.user_attrs for trial in self.trials)
 
     def left(self, trials: int) -> int:
-        """Returns how many trials still have to be started in a sweep for which the user asked for ``trials`` trials.
-        Trials that were interrupted count, because they are started again."""
+        """Returns how many trials of a sweep still have to be started if the user asked for ``trials`` trials. Trials
+        that were interrupted count, because they are started again."""
         begun = len(self.trials) - self.count(TrialState.WAITING)
         return max(0, self.wanted(trials) - begun) + len(self._interrupted)
 
@@ -191,7 +204,8 @@ def sampled_values(trial: FrozenTrial) -> Values:
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns a list with the best trial of a study. With several objectives it has all trials on the Pareto front.
+    """Returns a list with the best trial of a study, Optuna's record of a hyper-parameter search. With several
+    objectives it has all trials on the Pareto front.
 
     The first of equally good trials counts as the best. The list is empty while no trial has completed with finite
     values.

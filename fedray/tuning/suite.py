@@ -66,12 +66,13 @@ OF_OPTIMIZERS = (
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite, a fair comparison of algorithms, as read from its file. Each algorithm is tuned by a sweep, and the best
-    trials run again on fresh seeds.
+    """A suite, a fair comparison of algorithms, as read from its file. Each algorithm is tuned by a sweep (a search
+    over its hyper-parameters), and the best trial of each sweep runs again on fresh seeds, which no trial has used.
 
-    ``specs`` has the sweep of each algorithm, and ``seeds`` is the number of fresh seeds. ``baseline`` is one of these
-    sweeps; the best trials of the others are compared with its best trial. ``notes`` are lines for the user about
-    settings that are the same for all algorithms, and settings that are not.
+    ``name`` is also the name of the suite's folder. ``specs`` has the sweep of each algorithm, and ``seeds`` is the
+    number of fresh seeds. ``baseline`` is one of these sweeps; the best trials of the others are compared with its best
+    trial. ``notes`` are lines for the user about settings that are the same for all algorithms, and settings that are
+    not.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Suite:
 
     @property
     def folder(self) -> Path:
+        """The absolute path of the suite's folder on this machine, which has the folders of its sweeps."""
         tune = self.specs[0].tune
         return local_folder(tune.output, tune.working_copy).absolute() / self.name
 
@@ -93,12 +95,13 @@ class Suite:
 
     @property
     def finals(self) -> list[Final]:
-        """The configurations that run on fresh seeds: the best trial of each sweep, and perhaps the baseline's best
-        trial a second time, with the public samples distributed among its clients.
+        """The configurations that run on fresh seeds, which no trial has used: that of the best trial of each sweep,
+        and perhaps that of the baseline's best trial a second time, with the public samples distributed among its
+        clients.
 
-        The second configuration of the baseline is there if the server of some algorithm trains on a public set
-        (samples that belong to no client) and the baseline does not use the public set. With it the baseline trains on
-        the same labelled samples as that algorithm.
+        Public samples belong to no client. The second configuration of the baseline is there if they are held out
+        because the server of some algorithm trains on them, and the baseline does not use them. With it the baseline
+        trains on the same labelled samples as that algorithm.
         """
         finals, base = [Final(spec) for spec in self.specs], self.baseline.base
         is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
@@ -119,7 +122,8 @@ class Suite:
 
 
 def suite_of_folder(folder: Path) -> Suite:
-    """Returns the suite that has been run in ``folder``, as recorded there, for a report about its results.
+    """Returns the suite (a comparison of algorithms) that has been run in ``folder``, as recorded there, for a report
+    about its results.
 
     Raises :class:`UserError` if the record of the suite or of one of its sweeps is missing or damaged.
     """
@@ -131,8 +135,8 @@ def suite_of_folder(folder: Path) -> Suite:
 
 
 def fetched_suite(suite: Suite) -> Suite:
-    """Returns ``suite`` with a folder on this machine that has all of it, for its tables: what is at its URI is
-    fetched, and a suite without a URI is returned as it is."""
+    """Downloads a suite whose ``tune.output`` is a URI into the user's cache, for its tables. Returns ``suite`` with
+    the downloaded folder as its folder. A suite without a URI is returned as it is."""
     if suite.uri is None:
         return suite
     fetched(suite.uri)
@@ -145,12 +149,14 @@ class _Seeds(Section):
 
 
 def known_suites() -> dict[str, Path]:
-    """Returns the paths of the suite files that come with fedray, by the names that ``fedray tune --suite`` accepts."""
+    """Returns the paths of the suite files (comparisons of algorithms) that come with fedray, by the names that
+    ``fedray tune --suite`` accepts."""
     return {path.stem: path for path in sorted((SPACES / "suites").glob("*.yaml"))}
 
 
 def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
-    """Reads a suite from its file. ``name`` is the file's path, or the name of a suite that comes with fedray.
+    """Reads a suite (a fair comparison of algorithms) from its file. ``name`` is the file's path, or the name of a
+    suite that comes with fedray.
 
     ``overrides`` are texts ``key=value`` that replace keys of the suite's base or of ``tune.*`` for all algorithms.
     Raises :class:`UserError` if there is a mistake in a file or the overrides.
@@ -203,8 +209,8 @@ class _Common:
     overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Returns whether a space file of an algorithm may decide ``key``: it is a hyper-parameter of the algorithm or
-        of an optimizer, and the suite neither sets nor searches it."""
+        """Returns whether the space file of an algorithm may decide ``key``: it is a hyper-parameter of the algorithm
+        or of an optimizer, and the suite neither sets nor searches it."""
         is_of_algorithm = key.startswith("algorithm.") or key in OF_OPTIMIZERS
         return is_of_algorithm and not any(key in keys for keys in (self.base, self.space, self.overrides))
 
@@ -315,8 +321,8 @@ def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str
 def run_suite(
     suite: Suite, view: View | None = None, retry_failed: bool = False
 ) -> Literal["completed", "incomplete", "interrupted"]:
-    """Runs a suite to its end, or continues one that was stopped or killed: first the sweeps of all algorithms, then
-    the best trial of each on fresh seeds.
+    """Runs a suite (a fair comparison of algorithms) to its end, or continues one that was stopped or killed: first the
+    search over the hyper-parameters of each algorithm, then the best trial of each on seeds that no trial has used.
 
     Args:
         suite: The suite, as :func:`read_suite` returns it.
@@ -324,9 +330,9 @@ def run_suite(
         retry_failed: Whether trials that failed in an earlier call run once more.
 
     Returns:
-        "completed" if the best trial of every algorithm has run on all fresh seeds. "incomplete" if some algorithm has
-        no trial that completed with finite values, or if a final run failed; ``view`` shows which, and the next call
-        tries failed final runs again. "interrupted" if the user stopped it.
+        "completed" if the best trial of every algorithm has run on all new seeds. "incomplete" if some algorithm has no
+        trial that completed with finite values, or if a run on a new seed failed; ``view`` shows which, and the next
+        call tries the failed runs again. "interrupted" if the user stopped it.
 
     Raises:
         UserError: The search is not possible as it was asked for.

@@ -39,11 +39,12 @@ NOTES = (
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
-    """Returns the results of a suite as a DataFrame with exact numbers: a row for each algorithm's best trial on the
-    fresh seeds (:func:`suite_rows`), the best first.
+    """Returns the results of a suite (a comparison of algorithms) as a DataFrame with exact numbers: a row for each
+    algorithm's best trial, which ran again on seeds that no trial had used. The best row comes first.
 
-    :func:`fedray.tuning.suite_rows.compare_rows` describes its columns. The target, the metric value whose cost is
-    shown, is the last of run.targets, or the mean accuracy of the baseline if there are none.
+    :func:`fedray.tuning.suite_rows.compare_rows` describes its columns, and :func:`suite_rows` further ones. The
+    target, the metric value whose cost is shown, is the last of run.targets, or the mean accuracy of the baseline if
+    there are none.
     """
     return _compared(suite, suite_rows(suite))
 
@@ -54,13 +55,14 @@ def _compared(suite: Suite, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def suite_rows(suite: Suite) -> list[Row]:
-    """Returns the runs and facts from which the suite's table is computed: a :class:`Row` for each configuration that
-    runs on fresh seeds (``suite.finals``).
+    """Returns the runs and facts from which the table of a suite (a comparison of algorithms) is computed: a
+    :class:`Row` for each configuration that runs on fresh seeds, which no trial has used (``suite.finals``).
 
     If an algorithm's server trains a representation model (as in pFedMo), a further row shows the results of this model
     alone, in the same runs. The facts of a row are:
 
-    - ``trials``: how many trials were begun; ``complete``, ``pruned``, ``diverged``, ``failed``: how many ended so.
+    - ``trials``: how many trials were begun; ``complete``, ``pruned``, ``diverged``, ``failed``: how many of them ended
+      in this way.
     - ``seeds_asked``: the number of fresh seeds.
     - ``winner``: the number of the best trial; ``validation``: its value of the objective, which is left out for a
       configuration with changed keys.
@@ -97,8 +99,8 @@ def suite_rows(suite: Suite) -> list[Row]:
 
 
 def write_suite(suite: Suite) -> list[Path]:
-    """Writes the results of a suite into its folder: suite.csv (exact numbers), suite.md (a table for readers) and
-    curves.png (the metric over the iterations). Returns the three paths."""
+    """Writes the results of a suite (a comparison of algorithms) into its folder: suite.csv (exact numbers), suite.md
+    (a table for readers) and curves.png (the metric over the iterations). Returns the three paths."""
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
     rows = suite_rows(suite)
     table = _compared(suite, rows)
@@ -111,7 +113,8 @@ def write_suite(suite: Suite) -> list[Path]:
 
 
 def suite_for_people(suite: Suite) -> tuple[pd.DataFrame, str]:
-    """Returns the suite's table in a readable form, and the paragraph under the table, which explains its numbers.
+    """Returns the table of a suite (a comparison of algorithms) in a readable form, and the paragraph under the table,
+    which explains its numbers.
 
     The table has a row for each row of :func:`suite_table`, and titles as columns. Accuracies are in percent and bytes
     in megabytes, and intervals stand beside their means, as in ``91.20 ± 0.35``.
@@ -216,8 +219,8 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: M
 
 
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws the main metric on the test set over the iterations: for each of ``rows``, the mean over its runs as a
-    line, and the 95 % interval of the mean as a band.
+    """Draws the main metric on the test set over the iterations, for a suite or any other groups of runs: for each of
+    ``rows``, the mean over its runs as a line, and the 95 % interval of the mean as a band.
 
     The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them. If
     there are more than nine rows, the picture has several panels.

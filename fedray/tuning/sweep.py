@@ -20,13 +20,13 @@ from fedray.util.files import write_whole
 
 @dataclass
 class RunningTrial:
-    """The progress of a trial (one choice of values in a sweep) that is running now, for the progress display and the
-    pruner.
+    """The progress of a trial (one choice of values in a sweep) that is running now, for the progress display and for
+    the pruner, which stops bad trials early.
 
     ``values`` has the sampled values by dotted key. ``finals`` has a list for each of the trial's runs that has ended,
     with the last value of each objective. ``value`` is the mean of the first objective over the runs so far, of which
-    the last may still be running. ``step`` says how far the trial is, in twentieths of a run over all of its runs.
-    ``diverged`` says that one of the runs diverged.
+    the last may still be running. ``step`` says how far the trial is: it counts twentieths of a run, over all of its
+    runs. ``diverged`` says that one of the runs diverged.
     """
 
     values: Values
@@ -44,7 +44,8 @@ class SweepView(Protocol):
         """Called with a ``line`` of text for the user."""
 
     def progress(self) -> None:
-        """Called when one of the running trials has reached a further step, that is, 5 % more of a run."""
+        """Called when one of the running trials has reached a further step, that is, when a further 5 % of one of its
+        runs is done."""
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
         """Called when trial ``number`` of ``sweep`` has ended. ``trial`` has its values and results, and ``how`` is
@@ -62,13 +63,14 @@ class NoView:
 
 
 class Sweep:
-    """A sweep that is running. It is a source of trials (:class:`~fedray.tuning.trial_source.TrialSource`): it hands
-    out the next trials, and records the results of the running ones in ``study``.
+    """A sweep (a search over hyper-parameters) that is running. It is a source of trials
+    (:class:`~fedray.tuning.trial_source.TrialSource`): it hands out the next trials, and records the results of the
+    running ones in ``study``.
 
-    ``base`` is the configuration of all trials without the searched keys, as dotted keys. The attribute ``engine`` has
-    the settings ``engine.*`` that depend on the cluster. ``total`` is the number of trials, and ``budget`` is how much
-    of the pruner's axis (rounds, bytes or FLOPs) a whole run takes. ``notes`` are lines for the user that are shown
-    before the sweep starts.
+    ``spec`` describes the sweep. ``base`` is the configuration of all trials without the searched keys, by dotted key.
+    ``total`` is the number of trials, and ``budget`` is how much of the pruner's axis (rounds, bytes or FLOPs) a whole
+    run takes. ``notes`` are lines that are shown to the user before the sweep starts. The attributes ``engine``, the
+    settings ``engine.*`` that depend on the cluster, and ``view``, which shows the progress, are set before it runs.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Sweep:
 
     def introduction(self, max_concurrent_trials: int) -> str:
         """Returns the line that is shown when the sweep starts, such as ``mine: 20 trials of fedprox, 5 done before, 4
-        at once, tpe -> sweeps/mine``. The argument is the number of trials at once."""
+        at once, tpe -> sweeps/mine``. ``max_concurrent_trials`` is the number of trials at once."""
         done = self.study.count(*ENDED)
         return (
             f"{self.name}: {self.study.wanted(self.total)} trials of {load(self.base).algorithm.name}"
@@ -167,8 +169,8 @@ class Sweep:
         return self._record_steps(number, trial, [(message.run + 1) * STEPS], may_stop=True)
 
     def _record_steps(self, number: int, trial: RunningTrial, steps: Sequence[int], may_stop: bool) -> bool:
-        """Records the objective's value of running trial ``number`` at ``steps``, which count its progress, and returns
-        whether the pruner stops the trial. With ``may_stop`` false it does not."""
+        """Records the objective's value of the running trial ``number`` at ``steps``, which count its progress. Returns
+        whether the pruner stops the trial, which it never does if ``may_stop`` is false."""
         trial.step = steps[-1]
         stop = len(self.objectives) == 1 and self.study.report(number, steps, trial.value) and may_stop
         if stop:

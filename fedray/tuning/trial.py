@@ -25,9 +25,9 @@ class Assignment(NamedTuple):
     """A trial (one choice of values in a sweep) in the form in which it is sent to the process that runs it.
 
     ``key`` is the trial's name among those of the sweep or suite that it comes from. ``runs`` has a configuration
-    (dotted keys) for each seed. ``budget`` is how much of ``axis`` (rounds, bytes or flops) a whole run takes. After
-    each twentieth of it the trial reports the next round in which ``objective``, the metric to be optimised, was
-    evaluated.
+    (dotted keys) for each seed. ``budget`` is how much of ``axis`` (rounds, bytes or flops) a whole run takes, and a
+    twentieth of it is a step. ``objective`` is the metric to be optimised; after each step the trial reports the next
+    round in which it was evaluated.
     """
 
     key: str
@@ -38,7 +38,8 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A message that a running trial sends to its source: a round of one of the trial's runs was evaluated.
+    """A message that a running trial sends to its source, the object that decides which trials run: a round of one of
+    the trial's runs was evaluated.
 
     ``run`` is the position of the run among the trial's runs, from 0. ``steps`` are the steps (twentieths of the run)
     that this round was the first to reach. ``row`` is the round's row of metrics.csv. ``is_last`` marks the last round
@@ -52,8 +53,12 @@ class Round(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """A message that a running trial sends to its source: one of the trial's runs, that at position ``run``, has ended
-    with ``status``, such as "completed" or "diverged". ``row`` is the run's last row of metrics.csv."""
+    """A message that a running trial sends to its source, the object that decides which trials run: one of the trial's
+    runs has ended.
+
+    ``run`` is the run's position among the trial's runs, from 0, ``status`` is how it ended, such as "completed" or
+    "diverged", and ``row`` is its last row of metrics.csv.
+    """
 
     run: int
     status: str
@@ -82,7 +87,8 @@ Reporter = Callable[[Message], bool]
 def run_trial(
     assignment: Assignment, custom: CustomObjects, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
-    """Runs the runs of a trial one after another, in this process, and returns the trial's last message.
+    """Makes the runs of a trial one after another, in this process, and returns the trial's last message.
+    ``assignment`` has the configurations of the runs.
 
     ``custom`` has the data set and the user's objects, with which all runs are made. ``report`` is called with the
     other messages of the trial, and the trial ends if it returns True. ``interrupted`` is called after every round; if
@@ -128,11 +134,13 @@ def run_trial(
 
 
 class TrialThread:
-    """A thread that runs a trial, and pauses at each message of the trial until the next message is asked for.
+    """A thread that runs a trial (``assignment``), and pauses at each message of the trial until the next message is
+    asked for.
 
-    Ray Tune asks for a trial's results one at a time, whereas a trial calls ``report`` whenever it has a result; the
+    Ray Tune asks for a trial's results one at a time, whereas a trial calls a function whenever it has a result; the
     thread connects the two. It starts only with the first call of :meth:`next_message`, because Tune may create a
-    process for a trial and then let another process run that trial.
+    process for a trial and then let another process run that trial. ``custom`` and ``interrupted`` are as in
+    :func:`run_trial`.
     """
 
     def __init__(self, assignment: Assignment, custom: CustomObjects, interrupted: Callable[[], bool]) -> None:

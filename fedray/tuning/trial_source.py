@@ -10,7 +10,7 @@ from fedray.tuning.trial import Assignment, Message
 
 class TrialSource(Protocol):
     """The protocol of objects that decide which trials run, and that receive the messages of these trials. A trial is
-    one choice of hyper-parameters, and a sweep is a source of trials.
+    one choice of hyper-parameters. The usual source is a sweep, a search over hyper-parameters.
 
     Each trial has a key, which is part of its :class:`Assignment`. A source returns each trial only once. If the
     process of a trial dies, the caller starts the same assignment again, and tells the source by :meth:`trial_lost`.
@@ -49,10 +49,11 @@ class TrialSource(Protocol):
 
 
 class CombinedTrialSource:
-    """A source that combines several sources, so that one call of the runner runs the trials of all of them.
+    """A source of trials that combines several ``sources``, so that the trials of all of them can run side by side.
 
-    When the first source has no trial to start but some of its trials are still running, trials of the second source
-    fill the free places. A trial's key consists of the position of its source and its key there, as in ``1/17``.
+    A trial is taken from the first source that has one to start, so that trials of a later source may run beside the
+    last trials of an earlier one. A trial's key consists of the position of its source and its key there, as in
+    ``1/17``.
     """
 
     def __init__(self, sources: Sequence[TrialSource]) -> None:

@@ -27,10 +27,15 @@ TABLE_SECONDS = 0.2
 
 
 class View:
-    """Shows the progress of several sweeps on one console: as a table on a terminal, and elsewhere as a line per trial.
-    With ``quiet`` it shows nothing, and passes lines for the user to ``warn``, a function.
+    """Shows the progress of several sweeps (searches over hyper-parameters) on one console: as a table on a terminal,
+    and elsewhere as a line for each trial.
 
     It implements :class:`~fedray.tuning.sweep.SweepView`, whose docstrings say when its methods are called.
+
+    Args:
+        console: Where to show it. None means standard output.
+        quiet: Whether to show nothing, and pass lines for the user to ``warn`` instead.
+        warn: A function that receives a line of text.
     """
 
     def __init__(
@@ -71,8 +76,8 @@ class View:
             self._live = None
 
     def progress(self) -> None:
-        """Shows how far the running trials are, but at most once in a while (every 0.2 s in a table, every minute as a
-        line), so that it can be called often."""
+        """Shows how far the running trials are. It can be called often, because it does nothing if it has shown this
+        less than 0.2 s ago (as a table) or less than a minute ago (as a line)."""
         now = time.monotonic()
         if now - self._shown < (TABLE_SECONDS if self._live else LINE_SECONDS):
             return
@@ -86,8 +91,8 @@ class View:
                 self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._time_left()}")
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """Shows that trial ``number`` of ``sweep`` has ended, with the value of its objective and its sampled values.
-        ``how`` is complete, pruned, diverged or failed."""
+        """Shows that trial ``number`` of ``sweep`` has ended. ``trial`` has its sampled values and the value of its
+        objective, and ``how`` is complete, pruned, diverged or failed."""
         self._ended += 1
         if self._live:
             self._shown = 0.0
@@ -142,6 +147,6 @@ def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-    """Returns sampled values in one line, as they are shown to the user: numbers with four digits, as in
-    ``train.lr=0.03162, train.local_steps=5``."""
+    """Returns the sampled values of a trial as one line for the user, as in ``train.lr=0.03162, train.local_steps=5``.
+    Numbers with fractions have four digits. ``values`` has them by dotted key."""
     return ", ".join(f"{k}={value:.4g}" if isinstance(value, float) else f"{k}={value}" for k, value in values.items())

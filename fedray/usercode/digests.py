@@ -42,7 +42,8 @@ their content."""
 
 
 class _Object(NamedTuple):
-    """Wraps an object that still has to be included in a digest."""
+    """A part of an object in a digest that is an object itself, ``thing``, whose own parts still have to be
+    included."""
 
     thing: Any
 
@@ -51,11 +52,11 @@ _Part = str | bytes | _Object
 
 
 def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
-    """Returns the digest of a function, a class or another object, which changes if the user edits its code: a sha256
-    as hexadecimal digits. It covers everything to which the object refers.
+    """Returns a digest of a function, a class or another object, by which a run notices that the user has edited its
+    code: a sha256 as hexadecimal digits. It covers everything to which the object ``thing`` refers.
 
-    Only the shapes and dtypes of the tensors ``apart_from`` count, not their values. If these tensors are a model's
-    parameters and buffers, the result is a digest of the model's code without its weights.
+    Of the tensors in ``apart_from`` only shapes and dtypes count, not values. If they are a model's parameters and
+    buffers, the result is a digest of the model's code without its weights.
     """
     digest, weights = hashlib.sha256(), frozenset(map(id, apart_from))
     # objects may refer to each other; visited objects are kept alive, so that no new object gets one of their ids
@@ -116,8 +117,7 @@ def _parts(thing: Any, weights: frozenset[int]) -> Iterable[_Part]:
 
 
 def _place_in_set(element: Any) -> str:
-    """Returns the key by which an element of a set is sorted, because the elements have another order in
-    each process."""
+    """Returns a key by which the elements of a set are sorted, because they have another order in each process."""
     is_plain = type(element) in {*PLAIN, tuple}
     return f"{type(element).__name__} {repr(element) if is_plain else getattr(element, '__qualname__', '')}"
 

@@ -17,11 +17,16 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> str:
-    """Checks an entry of the config without importing anything, and returns the name in it. ``key`` is the config's
-    key, for messages, and ``known`` has the objects that come with fedray.
+    """Checks how a config names an object, without importing anything, and returns the name.
 
-    Raises :class:`UserError` if the name is neither in ``known`` nor has the form of a user-defined object, or if its
-    file does not exist.
+    Args:
+        entry: The name, or a mapping with the key ``name`` and options.
+        key: The config's key that has the entry, for messages.
+        known: The objects that come with fedray, by name.
+
+    Raises:
+        UserError: The name is neither in ``known`` nor has the form of a user-defined object, or its file can't be
+            read.
     """
     name = entry if isinstance(entry, str) else entry.get("name")
     if not isinstance(name, str):
@@ -34,11 +39,10 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> s
 
 
 def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
-    """Returns the object that a config names: one of ``known``, or a user-defined one, ``file.py:Name``
-    or ``module:Name``.
+    """Returns the object that a config names: one that comes with fedray, or a user-defined one, which is imported.
 
     Args:
-        name: The name in the config.
+        name: The name in the config: a key of ``known``, or ``file.py:Name`` or ``module:Name``.
         key: The config's key, for messages.
         known: The objects that come with fedray, by name.
 
@@ -50,10 +54,16 @@ def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
 
 
 def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
-    """Returns the object that ``entry`` names, from ``known`` or user-defined. A class is instantiated with the options
-    of the entry. ``key`` is the config's key, for messages.
+    """Returns the object that a config names. If it is a class, an instance is made with the options in the config.
 
-    Raises :class:`UserError` as :func:`find` does, and if the class can't be instantiated with these options.
+    Args:
+        entry: The name, as in :func:`find`, or a mapping with the key ``name`` and options for a class.
+        key: The config's key, for messages.
+        known: The objects that come with fedray, by name.
+
+    Raises:
+        UserError: There is no such object, the class can't be instantiated with these options, or options are given for
+            an object that is no class.
     """
     name = check_entry(entry, key, known)
     found = find(name, key, known)

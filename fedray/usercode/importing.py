@@ -34,13 +34,14 @@ def is_user_defined(name: str) -> bool:
 
 
 def import_object(name: str, key: str) -> Any:
-    """Imports and returns the object that a config names as ``module:Name`` or ``file.py:Name``.
+    """Imports and returns the user-defined object that a config names as ``module:Name`` or ``file.py:Name``.
 
     A file's path is absolute or relative to the working directory. The file may have the same name as another module,
     and is read again if it has been edited. Modules that the file imports are also looked for in its folder, after all
     other places.
 
-    Raises :class:`UserError`, which names the config's ``key``, if there is no such object or importing it fails.
+    Raises :class:`UserError`, whose message names the config's ``key``, if there is no such object or importing it
+    fails.
     """
     module, attribute = _found(name, key)
     try:
@@ -53,11 +54,11 @@ def import_object(name: str, key: str) -> Any:
 
 
 def check_user_object(name: str, key: str) -> None:
-    """Checks the name of a user-defined object in a config without importing anything. The name of an object that comes
-    with fedray is accepted unchecked.
+    """Checks the name of a user-defined object in a config, without importing anything. If ``name`` is that of an
+    object that comes with fedray, it is not checked.
 
-    Raises :class:`UserError`, which names the config's ``key``, if ``name`` is not of the form ``file.py:Name`` or
-    ``module:Name``, or if the file can't be read.
+    Raises :class:`UserError`, whose message names the config's ``key``, if ``name`` is not of the form ``file.py:Name``
+    or ``module:Name``, or if the file can't be read.
     """
     if is_user_defined(name) and not name.startswith(PREFIXES):
         where = _parts(name, key)[0]
@@ -66,8 +67,9 @@ def check_user_object(name: str, key: str) -> None:
 
 
 def home_of(name: str, key: str) -> str:
-    """Imports the user-defined object ``name`` (``module:Name`` or ``file.py:Name``), and returns the name of the
-    Python module in which :func:`import_object` finds it. ``key`` is the config's key, for messages."""
+    """Returns the name of the Python module that contains the user-defined object ``name`` (``module:Name`` or
+    ``file.py:Name``), as a key of ``sys.modules``. The module is imported if necessary. ``key`` is the config's key,
+    for messages."""
     return _found(name, key)[0].__name__
 
 
@@ -95,7 +97,7 @@ def source_file(thing: Any) -> Path | None:
     """Returns the file that defines ``thing``, if that is a class, function or module. For any other object it is the
     file that defines the object's class.
 
-    Returns None for objects that were typed at a prompt or come from a compiled module.
+    Returns None if there is no such file, as for objects that were typed at a prompt or come from a compiled module.
     """
     owner = thing if isinstance(thing, ModuleType) or hasattr(thing, "__qualname__") else type(thing)
     module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__ or "")
@@ -104,10 +106,8 @@ def source_file(thing: Any) -> Path | None:
 
 
 def short_name(name: str) -> str:
-    """Returns a short form of an object's name in a config, for use in the name of a run's folder.
-
-    ``path/to/file.py:Name`` becomes ``file:Name``; other names stay as they are.
-    """
+    """Returns a short form of an object's name in a config, for use in the name of a run's folder: ``file:Name`` for
+    ``path/to/file.py:Name``. Other names stay as they are."""
     where, colon, attribute = name.rpartition(":")
     return f"{Path(where).stem}:{attribute}" if colon and where.endswith(".py") else name
 
@@ -156,9 +156,11 @@ def _module_in_file(file: str, what: str) -> ModuleType:
 
 @contextlib.contextmanager
 def as_user_error(what: str) -> Iterator[None]:
-    """A context for calling the user's code, in which an exception becomes a :class:`UserError` of one line.
+    """A context for calling the user's code: any exception in it becomes a :class:`UserError` with a message of one
+    line.
 
-    The line begins with ``what``. The exception's type and message follow, and the place in the user's files.
+    The line begins with ``what``, which says what failed. The exception's type and message follow, and the place in the
+    user's files.
     """
     try:
         yield
@@ -169,10 +171,10 @@ def as_user_error(what: str) -> Iterator[None]:
 
 
 def error_line(error: BaseException) -> str:
-    """Returns an exception's type and message in one line, and the place in the user's files that raised it, such as
-    ``ValueError: too few samples (mine.py, line 12)``.
+    """Describes an exception in one line: its type and message, and the place in the user's files that raised it, such
+    as ``ValueError: too few samples (mine.py, line 12)``.
 
-    The place is the last line of the user's code in the traceback. It is left out if there is none.
+    The place is the last line of the user's code in the traceback. It is left out if there is no such line.
     """
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

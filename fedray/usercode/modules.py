@@ -1,4 +1,5 @@
-"""Tells the user's modules from libraries, and makes digests of their files without importing them."""
+"""Says whether a module is the user's or a library's, and makes digests of modules' source files without importing
+them."""
 
 from __future__ import annotations
 
@@ -17,21 +18,21 @@ version of Python."""
 
 
 def with_length(part: str | bytes) -> bytes:
-    """Returns ``part`` as bytes, with its length in 8 bytes put in front. Several parts in a row then give another hash
-    if they are divided in another way, as "ab", "c" and "a", "bc"."""
+    """Returns ``part`` as bytes, preceded by its length (8 bytes), for hashing several parts in a row. So "ab", "c" and
+    "a", "bc" give different hashes."""
     data = part.encode() if isinstance(part, str) else part
     return len(data).to_bytes(8, "big") + data
 
 
 def sha256_of(*parts: str | bytes) -> bytes:
-    """Returns the sha256 of several parts, 32 bytes. It also depends on how the text is divided into parts: "ab", "c"
-    and "a", "bc" give different digests."""
+    """Returns the sha256 of several parts together, 32 bytes. It also depends on where one part ends and the next
+    begins: "ab", "c" and "a", "bc" give different digests."""
     return hashlib.sha256(b"".join(map(with_length, parts))).digest()
 
 
 def is_library(module: str | None) -> bool:
-    """Returns whether the module of this name comes from an installed package, instead of from the user's files. None,
-    for an object without a module, counts as a library.
+    """Returns whether the module with the name ``module`` belongs to Python or to an installed package, and not to the
+    user's files. None, for an object without a module, counts as a library.
 
     ``__main__`` is the user's, even if an installed program runs it, as in a notebook.
     """
@@ -43,10 +44,11 @@ def is_library(module: str | None) -> bool:
 
 
 def library_digest(module: str, name: str) -> bytes:
-    """Returns the digest, 32 bytes, of the object ``name`` that a library defines in ``module``, as a part of a digest
-    of the user's code.
+    """Returns a digest (32 bytes) of an object that a library defines, for use in a digest of the user's code that
+    refers to it. ``name`` is the object's name, and ``module`` that of its module.
 
-    It covers the two names, and also the content of the module's file if runs do not record the library's version.
+    The digest covers these names. If runs do not record the library's version, it also covers the content of the
+    module's file, so that it changes with the version.
     """
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
     return sha256_of(module, name, _content(module) if unrecorded else b"")
@@ -59,7 +61,7 @@ def _content(module: str) -> bytes:
 
 
 def source_digest(modules: Iterable[str], package: str = "", names: Collection[str] = ()) -> bytes:
-    """Returns the digest, 32 bytes, of the code in ``modules`` and in the modules that they import, without
+    """Returns a digest (32 bytes) of the source code of ``modules`` and of the modules that they import, without
     importing anything.
 
     Only the user's modules count, without comments, line breaks and docstrings. A name in ``modules`` may also be that

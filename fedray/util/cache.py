@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Returns the folder of the user's cache, for files that fedray can make again: ``fedray`` in $XDG_CACHE_HOME, or
-    else in ~/.cache.
+    """Returns fedray's folder in the user's cache: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache. It is for files
+    that fedray can make or download again.
 
-    For a user without a home folder the cache is in the system's folder for temporary files.
+    For a user without a home folder it is in the system's folder for temporary files. The folder may not exist yet.
     """
     with contextlib.suppress(RuntimeError):
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"

@@ -1,4 +1,4 @@
-"""Writes files so that they are complete at all times: a reader sees the old or the new content, even after a power
+"""Writes files so that a reader always sees either the complete old or the complete new content, even after a power
 failure."""
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ def sha256_of_file(path: Path) -> str:
 
 
 def free_name(path: Path) -> Path:
-    """Returns the first of the names NAME.bak-1, NAME.bak-2, ... beside ``path`` that nothing has yet."""
+    """Returns a path to which ``path`` can be renamed, to keep it as a backup: the first of NAME.bak-1, NAME.bak-2, ...
+    in the same folder that does not exist yet."""
     names = (path.with_name(f"{path.name}.bak-{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Renames the finished file or folder ``source`` to ``target`` on the same disk, after all of its content has
-    reached the disk. So ``target`` is complete even after a power failure."""
+    """Renames the finished file or folder ``source`` to ``target`` on the same disk. The content of ``source`` is
+    written to the disk first, so that ``target`` is complete even after a power failure."""
     sync(source)
     source.replace(target)
     # a rename changes the folder, whose new list of names must reach the disk, too
@@ -89,8 +90,8 @@ def move_whole(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until the content of the file ``path``, or the list of names in the folder ``path``, has reached
-    the disk."""
+    """Waits until the content of the file ``path``, or the list of names in the folder ``path``, has reached the
+    disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Marks folders for temporary files as in use, so that nobody removes them too early, and everybody may afterwards."""
+"""Marks folders for temporary files as in use, so that they are not removed while a process still needs them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ OWNER = ".run"
 
 
 class FolderUse:
-    """The use of a folder for temporary files by this process and others, each with an instance of its own.
+    """Marks the folder ``path``, which is for temporary files, as in use by this process. Several processes may use the
+    folder; each has an instance of this class.
 
-    Who uses the folder shares a lock on it, which the system gives up when the process ends, however it ends. So a
-    folder that nobody has locked is one that its users have left behind. systemd, where it cleans ``/tmp`` of old
-    files, respects these locks too. ``owner`` is written into the folder, for people who find it.
+    Each of these processes holds a shared lock on the folder, which the operating system releases when the process
+    ends, even if it is killed. So a folder that nobody has locked is no longer needed, and may be removed. systemd
+    respects these locks too when it removes old files from ``/tmp``. ``owner`` is a text that is written into the
+    folder, to tell people who find it whom it belongs to.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:
@@ -28,8 +30,8 @@ class FolderUse:
         self._mutex = threading.Lock()
 
     def begin(self) -> None:
-        """Makes the folder if it does not exist, readable by this user alone, and locks it for as long as this process
-        lives. Raises OSError if it can't be made."""
+        """Creates the folder if it does not exist, readable by this user alone, and locks it until :meth:`remove` is
+        called or this process ends. Raises OSError if the folder can't be created."""
         with self._mutex:
             while not self._is_current():
                 self._end()
@@ -44,9 +46,12 @@ class FolderUse:
                         (self.path / OWNER).write_text(f"{self.owner}\n", encoding="utf-8")
 
     def remove(self, patience: float, anyway: bool = False) -> bool:
-        """Removes the folder with everything in it, after waiting up to ``patience`` seconds until no other process
-        uses it. If one still does then, or it can't be known, the folder is removed only if ``anyway`` is true. Returns
-        whether the folder is gone."""
+        """Ends the use of the folder, and removes it with everything in it. Before that, it waits up to ``patience``
+        seconds until no other process uses the folder.
+
+        If another process still uses it after that time, or if this can't be known, the folder is removed only if
+        ``anyway`` is true. Returns whether the folder is gone.
+        """
         with self._mutex:
             if not self._is_current():
                 self._end()
@@ -80,8 +85,8 @@ class FolderUse:
 
 
 def in_use(folder: Path) -> bool | None:
-    """Returns whether a process has marked ``folder`` as in use, or None if that can't be known: on a file system
-    without locks, or in a folder of another user."""
+    """Returns whether a process has marked ``folder`` as in use by :class:`FolderUse`. Returns None if this can't be
+    known, because the file system has no locks or the folder can't be opened, such as one of another user."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -93,7 +98,8 @@ def in_use(folder: Path) -> bool | None:
 
 
 def owner_of(folder: Path) -> str:
-    """Returns whom ``folder`` belongs to, as :class:`FolderUse` has written it, or an empty text."""
+    """Returns the text that :class:`FolderUse` has written into ``folder`` to say whom it belongs to, or an empty text
+    if there is none."""
     try:
         return (folder / OWNER).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -101,8 +107,8 @@ def owner_of(folder: Path) -> str:
 
 
 def _used(descriptor: int) -> bool | None:
-    """Returns whether another process has locked the open folder, or None if that can't be known. If none has, this one
-    has it alone until ``descriptor`` is closed."""
+    """Returns whether another process has locked the open folder ``descriptor``, or None if that can't be known. If no
+    other process has, this process now holds an exclusive lock until ``descriptor`` is closed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

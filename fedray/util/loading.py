@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """A context in which Python's garbage collector is paused, for importing large packages.
+    """A context in which Python's garbage collector is paused, so that large packages are imported faster.
 
-    Imports make a million objects and hardly any garbage. The collector's passes over these objects take a sixth of the
-    time of torch's import.
+    Such imports make a million objects and hardly any garbage. The collector's passes over these objects would take a
+    sixth of the time of torch's import.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -27,8 +27,8 @@ def collector_paused() -> Iterator[None]:
 def load_torch() -> None:
     """Imports torch faster than an import statement does, in a process that belongs to fedray alone.
 
-    Afterwards, Python's garbage collector ignores all objects that exist at this point. In a user's process, this would
-    also keep the user's objects from ever being freed.
+    Afterwards, Python's garbage collector ignores all objects that exist at this point. In a user's process, this could
+    keep objects of the user's from ever being freed.
     """
     with collector_paused():
         importlib.import_module("torch")

@@ -1,4 +1,5 @@
-"""Outputs that are not folders of this machine but URIs, such as ``s3://bucket/runs``, and where they are worked on."""
+"""Handles outputs that are URIs, such as ``s3://bucket/runs``, and finds the folders of this machine that stand for
+them."""
 
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ OPTIONS = {
 
 
 def is_uri(output: str) -> bool:
-    """Returns whether ``output`` is a URI, and not a folder of this machine."""
+    """Returns whether ``output``, the place of results, is a URI such as ``s3://bucket/runs`` and not a folder of this
+    machine."""
     return re.match(r"[A-Za-z][\w+.-]*://", output) is not None
 
 
 def problem_of_uri(uri: str) -> str | None:
-    """Returns what is wrong with the form of ``uri``, as the end of a message that begins with a key's name, or None if
-    nothing is. The storage is not asked."""
+    """Checks the form of ``uri``, the place of results, without contacting the storage. Returns what is wrong with it,
+    as a text that follows a key's name in a message (``names no bucket or host: s3://NAME/FOLDER``), or None if nothing
+    is wrong."""
     parts = urlsplit(uri)
     if parts.scheme not in OPTIONS:
         return f"names an unknown storage, {parts.scheme}://{near_miss(parts.scheme, OPTIONS)}"
@@ -49,39 +52,42 @@ def problem_of_uri(uri: str) -> str | None:
 
 
 def shown(uri: str) -> str:
-    """Returns ``uri`` as messages show it, without options."""
+    """Returns ``uri`` without the options that may follow a ``?``, for messages to the user."""
     return uri.partition("?")[0]
 
 
 def below(uri: str, *names: str) -> str:
-    """Returns the URI of what lies below ``uri`` under ``names``; options after a ``?`` stay at the end."""
+    """Returns the URI of a file or folder below ``uri``. ``names`` are the parts of its path: with ``"a", "b"``,
+    ``s3://bucket/runs?region=x`` becomes ``s3://bucket/runs/a/b?region=x``."""
     parts = urlsplit(uri)
     path = "/".join([parts.path.rstrip("/"), *names])
     return parts._replace(path=path).geturl()
 
 
 def above(uri: str) -> str:
-    """Returns the URI of the folder that holds what is at ``uri``."""
+    """Returns the URI of the folder that contains the file or folder at ``uri``. Options after a ``?`` stay at the
+    end."""
     parts = urlsplit(uri)
     return parts._replace(path=parts.path.rstrip("/").rpartition("/")[0]).geturl()
 
 
 def local_folder(output: str, working_copy: str | None = None) -> Path:
-    """Returns the folder on this machine that stands for ``output``: itself, or, if it is a URI, the folder
-    ``working_copy``, which is in the user's cache unless given."""
+    """Returns the folder of this machine in which results for ``output`` are written. This is ``output`` itself, unless
+    it is a URI. For a URI it is ``working_copy``, or a folder in the user's cache if ``working_copy`` is None."""
     if not is_uri(output):
         return Path(output)
     return Path(working_copy) if working_copy else cache_folder() / "working" / cache_name(output)
 
 
 def is_folder(uri: str, folder: Path) -> bool:
-    """Returns whether ``uri`` is that of ``folder`` on this machine."""
+    """Returns whether ``uri`` is a ``file:///`` URI of the folder ``folder`` on this machine."""
     parts = urlsplit(uri)
     return parts.scheme == "file" and Path(unquote(parts.path)).resolve() == folder.resolve()
 
 
 def cache_name(uri: str) -> Path:
-    """Returns the relative path under which the user's cache keeps what lies at ``uri``."""
+    """Returns the path of a copy of what is at ``uri``, relative to a folder of the user's cache. URIs with different
+    options after the ``?`` have different paths, because they may mean different storages."""
     parts = urlsplit(uri)
     # the same bucket behind another address is another bucket
     place = parts.scheme + ("-" + hashlib.sha256(parts.query.encode()).hexdigest()[:8] if parts.query else "")

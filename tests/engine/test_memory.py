@@ -45,7 +45,7 @@ def test_a_chunk_that_does_not_fit(tmp_path):
     (line,) = done.stderr.splitlines()
     found = re.search(
         r"out of memory on the CPU: 64 clients at once x about ([\d.]+) MB \(vectors ([\d.]+) MB, activations of \d+ "
-        r"samples ([\d.]+) MB\) = ([\d.]+) GB, and .* are free .*; engine.chunk=(\d+) may fit",
+        r"samples and their gradients ([\d.]+) MB\) = ([\d.]+) GB, and .* are free .*; engine.chunk=(\d+) may fit",
         line,
     )
     assert found, line

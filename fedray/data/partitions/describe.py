@@ -20,10 +20,10 @@ BINS = 30
 
 
 def describe(data: FederatedData, access: str) -> Iterator[str]:
-    """Yields the lines about ``data`` that ``fedray data info`` prints: clients, sizes, shapes, classes, and how
-    different the clients are.
+    """Yields the lines about ``data`` that ``fedray data info`` prints: numbers of clients and samples, shapes,
+    classes, and how much the clients' classes differ.
 
-    ``access`` says where the samples are: ``memory``, ``mapped`` or ``lazy`` (``data.access``).
+    ``access`` says where the samples are: ``memory``, ``mapped`` (memory-mapped files) or ``lazy`` (read one by one).
     """
     sizes = data.sizes()
     held = sizes[sizes > 0]
@@ -54,12 +54,13 @@ def _about_classes(data: FederatedData) -> Iterator[str]:
 
 
 def label_skew(counts: np.ndarray) -> float:
-    """Returns a measure of label skew: how far, on average, a client's class distribution is from that of all
-    clients together.
+    """Returns a measure of label skew: how far, on average, a client's class distribution is from that of all clients
+    together.
 
-    ``counts [N, classes]`` has the number of samples of each client and class. The distance is the total variation,
-    half the sum of the absolute differences between the classes' shares: 0 if they are equal, and 1 - s if a client has
-    a single class, which has the share s of all samples. The mean is weighted by the clients' numbers of samples.
+    ``counts [N, classes]`` has the number of samples of each client and class; every client must have samples. The
+    distance is the total variation, half the sum of the absolute differences between the classes' shares: 0 if they are
+    equal, and 1 - s if a client has a single class, which has the share s of all samples. The mean is weighted by the
+    clients' numbers of samples.
     """
     sizes = counts.sum(axis=1)
     distances = 0.5 * np.abs(counts / sizes[:, None] - counts.sum(axis=0) / sizes.sum()).sum(axis=1)
@@ -72,9 +73,10 @@ def _spread_of(values: np.ndarray, what: str) -> str:
 
 
 def histogram(values: np.ndarray) -> str:
-    """Returns a histogram of ``values`` as a line of text, such as ``▂▅█▃ ▁``, with a character for each bar.
+    """Returns a histogram of the whole numbers ``values`` as a line of text, such as ``▂▅█▃ ▁``.
 
-    A bar without values is a space. The bars have equal widths, from the smallest value to the largest.
+    Each character is a bar, which shows how many values lie in its range; a bar without values is a space. The ranges
+    have equal widths, from the smallest value to the largest.
     """
     few = math.ceil(2 * math.sqrt(len(values)))
     counts, _ = np.histogram(values, bins=min(BINS, few, max(1, int(values.max() - values.min()))))

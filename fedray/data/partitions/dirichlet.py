@@ -1,7 +1,7 @@
-"""The Dirichlet partitioners.
+"""Partitions a data set among clients with shares that are drawn from Dirichlet distributions.
 
-:func:`dirichlet` draws how each class is shared among the clients. :func:`dirichlet_fixed` draws the shares of the
-classes at each client.
+:func:`dirichlet` draws how each class is divided among the clients. :func:`dirichlet_fixed` draws, for each client, the
+shares of the classes in its samples.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ def dirichlet(
       has n/N samples gets none of the later classes.
     * ``rebalanced``, as in GHBM's code: :data:`BALANCE_DRAWS` capped partitions are drawn, and the one whose clients'
       sizes have the smallest standard deviation is taken. Clients with more than floor(n/N) samples then give random
-      samples to those with fewer, so that all clients have the same number.
+      samples to those with fewer, so that all clients have the same number. Samples that are left over are not used,
+      and ``warn`` tells the user how many.
 
-    Without ``rebalanced``, the draw is repeated until every client has ``min_samples`` samples, at most
-    :data:`MAX_DRAWS` times. Raises :class:`UserError` if that is not enough. Returns the sorted indices of each
-    client's samples, where sample j has the class ``labels[j]``.
+    Without ``rebalanced``, the draw is repeated until every client has at least ``min_samples`` samples. Raises
+    :class:`UserError` if there are too few samples for that, or if :data:`MAX_DRAWS` draws are not enough.
+
+    ``labels`` int64 [n] has the class of each sample, a number below ``classes``. Returns the sorted indices of each
+    client's samples, a list of int64 arrays.
     """
     supply = np.bincount(labels, minlength=classes)
     if rebalanced:
@@ -132,20 +135,22 @@ def dirichlet_fixed(
     overlap: bool = False,
     same_draw: bool = False,
 ) -> Split:
-    """Draws class shares q_i ~ Dir(alpha * prior) for each client i, and then equally many samples for each client by
-    its shares.
+    """Gives all clients equally many samples, with class shares q_i ~ Dir(alpha * prior) drawn for each client i.
 
-    This is the method of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
-    gives Dir(alpha 1_C) for C classes, as in FedDyn's and Plato's code. The clients take turns in random order, and
-    take one sample in each turn. If the class that a client draws has run out, the client draws another class by q_i,
-    or uniformly if q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).
+    This is the method of Hsu et al. (2019, arXiv:1909.06335). ``prior``, a number for each class, is scaled to mean 1,
+    so that a uniform prior (None) gives Dir(alpha 1_C) for C classes, as in FedDyn's and Plato's code. The clients take
+    turns in random order, and take one sample in each turn, of a class drawn by q_i. If no sample of this class is
+    left, another class is drawn by q_i, or uniformly if q_i is 0 for all classes that are left (FedDyn's repository
+    never ends then).
 
     With ``overlap``, as in Plato and hence in FedTrip, clients may share samples: every client draws from the whole set
-    without replacement, a sample of class c with weight q_i[c]. With ``same_draw``, as in Plato's code, all clients do
-    that with the same random numbers, so that clients with similar q_i have mostly the same samples.
+    without replacement, a sample of class c with weight q_i[c]. With ``same_draw``, as in Plato's code, all clients
+    draw with the same random numbers, so that clients with similar q_i have mostly the same samples.
 
-    Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``. Raises
-    :class:`UserError` if there are not enough samples, or if ``prior`` does not fit the classes.
+    ``labels`` int64 [n] has the class of each sample, a number below ``classes``. ``samples_per_client`` is each
+    client's number of samples. None stands for n / ``clients``, rounded down, and is refused with ``overlap``. Returns
+    the sorted indices of each client's samples, a list of int64 arrays. Raises :class:`UserError` if there are not
+    enough samples, or if ``prior`` does not fit the classes.
     """
     q = _profiles(clients, classes, alpha, prior, rng)
     if overlap:

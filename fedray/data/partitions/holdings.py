@@ -1,4 +1,4 @@
-"""The number of samples of each class at each client, which a run keeps in its folder (partition.parquet)."""
+"""How many samples of each class each client has, which a run keeps in its folder (partition.parquet)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from fedray.util.files import replacement_of
 
 @dataclass(frozen=True)
 class Holdings:
-    """The number of training samples of each class at each client, ``counts`` int64 [N, classes], which a run keeps in
-    its folder.
+    """How many training samples of each class each client has. A run keeps these numbers in its folder, for pictures.
 
-    If samples have no classes, all count as one class. ``classes`` and ``clients`` are the names of classes and
-    clients, or None if the data have no names for them.
+    ``counts`` int64 [N, classes] has a row for each of the N clients. If samples have no classes, all count as one
+    class. ``classes`` and ``clients`` are the names of classes and clients, or None if the data have no names for them.
     """
 
     counts: np.ndarray
@@ -36,12 +35,11 @@ class Holdings:
         return cls(counts, data.class_names if data.task == "classification" else None, data.client_names)
 
     def write(self, path: Path) -> None:
-        """Writes the number of samples of each class at each client to a Parquet file, from which :meth:`read`
-        restores them.
+        """Writes the numbers to the Parquet file ``path``, from which :meth:`read` restores them.
 
-        The columns are ``client``, ``class`` and ``samples``, and also ``client_name`` and ``class_name`` if there are
-        names. Rows with 0 samples are left out, except the row of the last client and the last class: it shows how many
-        clients and classes there are.
+        The columns are ``client``, ``class`` and ``samples`` (how many samples of the class the client has), and also
+        ``client_name`` and ``class_name`` if there are names. Rows with 0 samples are left out, except the row of the
+        last client and the last class: it shows how many clients and classes there are.
         """
         counts = self.counts
         there = counts > 0
@@ -57,7 +55,7 @@ class Holdings:
 
     @classmethod
     def read(cls, path: Path) -> Holdings:
-        """Reads the number of samples of each class at each client from a Parquet file that :meth:`write` has written.
+        """Reads the numbers from the Parquet file ``path``, which :meth:`write` has written.
 
         If the file has names, a client or class without samples gets its number as its name.
         """

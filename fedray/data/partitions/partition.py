@@ -1,4 +1,5 @@
-"""The list of partitioners, and the partition that a configuration asks for."""
+"""The kinds of partitions (``data.partition.kind``), and the function that partitions samples among clients as a
+configuration asks."""
 
 from __future__ import annotations
 
@@ -17,17 +18,15 @@ from fedray.warning import as_warning
 
 
 class Partitioner(NamedTuple):
-    """A kind of partition, which is a value of ``data.partition.kind``: the function that makes the partition, and a
-    line about it.
-
-    The function is called with the labels int64 [n], the number of clients and a generator, and with those of the
-    following keyword arguments that it takes: options, named like the keys in the section ``data.partition``;
-    ``classes``, the number of classes; ``owners`` int64 [n], the clients that come with the data; ``note`` and
-    ``warn``, functions that take a line for the user. It returns a sorted int64 array of sample indices for each
-    client.
+    """A way to partition samples among clients, which users choose by ``data.partition.kind``.
 
     Args:
-        split: the function.
+        split: the function that makes the partition. It is called as ``split(labels, clients, rng, **arguments)`` with
+            the samples' classes, int64 [n], the number of clients and a NumPy generator, and returns a sorted int64
+            array of sample indices for each client. ``arguments`` are those of the following that its signature names:
+            options that the user has set, named like the keys in the section ``data.partition``; ``classes``, the
+            number of classes; ``owners`` int64 [n], the clients that come with the data, or None; ``note`` and
+            ``warn``, functions that show a line to the user.
         about: what the function does, in a line.
         by_class: whether the function uses the samples' classes, which not every task has.
 
@@ -85,18 +84,18 @@ def partition(
     owners: np.ndarray | None = None,
     has_classes: bool = True,
 ) -> tuple[Split, tuple[str, ...]]:
-    """Partitions samples among clients as a configuration asks.
+    """Partitions samples among clients in the way that a configuration asks for.
 
-    Returns the sorted indices of each client's samples, a list of int64 arrays, and lines for the user about
-    the partition.
+    Returns two things: a list with a sorted int64 array of sample indices for each client, and a tuple of lines about
+    the partition to show to the user.
 
     Args:
         labels: the class of each sample, int64 [n].
         classes: the number of classes.
         data: the section ``data`` of a configuration.
-        rng: the generator for the partitioner's draws.
-        owners: the clients that come with the data, int64 [n]; None if there are none.
-        has_classes: whether the task has classes; if not, all labels are the same.
+        rng: the generator of all draws.
+        owners: the clients that come with the data, int64 [n], one for each sample; None if there are none.
+        has_classes: whether samples have classes; if not, all labels are the same.
 
     Raises:
         UserError: the kind is unknown, does not take an option that is set, or needs classes where there are none; or a
@@ -128,8 +127,8 @@ def partition(
 def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
     """Returns the kind of partition that ``data``, a section of the configuration, asks for, such as ``dirichlet``.
 
-    The kind ``auto`` becomes natural if clients come with the data (``has_owners``), else dirichlet if samples have
-    classes, else iid. Raises :class:`UserError` for an unknown kind.
+    The kind ``auto`` becomes ``natural`` if clients come with the data (``has_owners``), else ``dirichlet`` if samples
+    have classes (``has_classes``), else ``iid``. Raises :class:`UserError` for an unknown kind.
     """
     kind = data.partition.kind
     if kind == AUTO:
@@ -163,9 +162,10 @@ def _options_set(data: DataConfig, kind: str) -> dict[str, Any]:
 
 
 def resolved_defaults(kind: str) -> dict[str, Any]:
-    """Returns the values that null stands for in the options of the partition ``kind``, as a dict by option name.
+    """Returns the defaults of the options of a partition: the values that null stands for in a configuration.
 
-    For example, ``dirichlet`` gives ``alpha`` and ``min_samples``. Options for which null means no value are left out.
+    ``kind`` is the kind of partition. The result is a dict by option name, which has ``alpha`` and ``min_samples`` for
+    ``dirichlet``, for example. Options for which null means no value are left out.
     """
     parameters = inspect.signature(PARTITIONERS[kind].split).parameters
     unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]

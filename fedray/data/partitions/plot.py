@@ -24,11 +24,12 @@ LONGEST = 20
 
 
 def draw_holdings(held: Holdings) -> Figure:
-    """Draws a figure that shows how many training samples of each class each client holds.
+    """Draws a figure that shows how many training samples of each class each client has (``held``).
 
-    Few clients are drawn as stacked bars. Many are drawn as a heat map of classes by clients, which shows the share of
-    each class in a client's samples, with the clients' sizes above it. Its clients are sorted by their most frequent
-    class, so that skew is visible. Where there is room, classes and clients have their names from the data.
+    Up to :data:`STACKED` clients are drawn as stacked bars. More are drawn as a heat map of classes by clients, which
+    shows the share of each class in a client's samples, with the clients' sizes above it. There the clients are sorted
+    by their most frequent class, so that skew is visible. Where there is room, classes and clients have their names
+    from the data.
     """
     counts = held.counts
     bars = len(counts) <= STACKED

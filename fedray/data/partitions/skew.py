@@ -1,4 +1,4 @@
-"""The partitioners other than the Dirichlet ones (dirichlet.py). They decide which client gets which training samples.
+"""The partitioners other than the Dirichlet ones (dirichlet.py): functions that decide which client gets which samples.
 
 Each is a pure function of the labels, int64 [n], the number of clients, a generator and its options, which are named
 like their config keys. It returns a sorted int64 array of indices for each client. Clients share no samples unless
@@ -27,11 +27,12 @@ Note = Callable[[str], None]
 
 
 def ignore_note(_: str) -> None:
-    """Does nothing with a line for the user. It is the default of ``note`` and ``warn``, which partitioners call."""
+    """Ignores a line for the user. It is the default of ``note`` and ``warn``, the functions that partitioners call
+    with such lines."""
 
 
 def equal_share(total: int, clients: int, samples_per_client: int | None) -> int:
-    """Returns how many samples each client gets in a partition in which all get equally many and share none.
+    """Returns how many samples each client gets if all get equally many and no two clients share a sample.
 
     This is ``samples_per_client``, or floor(``total`` / ``clients``) if it is None. ``total`` is the number of samples.
     Raises :class:`UserError` if there are not enough samples.
@@ -71,7 +72,8 @@ def iid(
 
     With ``samples_per_client`` all parts have that size. With ``overlap`` each client instead draws this many samples
     from the whole set, without replacement, and clients may share samples. ``labels`` only says how many samples there
-    are. Returns the sorted indices of each client's samples.
+    are. Returns the sorted indices of each client's samples, a list of int64 arrays. Raises :class:`UserError` if there
+    are too few samples, or if ``overlap`` is set without ``samples_per_client``.
     """
     total = len(labels)
     if overlap:
@@ -95,14 +97,16 @@ def label_skew(
     on_empty: str = "shrink",
     warn: Note = ignore_note,
 ) -> Split:
-    """Gives each client x = ``classes_per_client`` classes, with equally many samples of each.
+    """Gives each client samples of only x = ``classes_per_client`` classes, and equally many of each. pFedMo calls this
+    x-class non-i.i.d. data. If x is ``classes``, the number of all classes, the split is i.i.d. in equal parts.
 
-    pFedMo calls this x-class non-i.i.d. data. ``assign`` says how the classes of a client are chosen: ``random`` draws
-    them uniformly, as in pFedMo's paper; ``balanced`` gives client i the class i mod ``classes`` and draws its other
-    classes, as NIID-Bench does. ``on_empty`` says what happens if a class has too few samples: with ``shrink`` all
-    clients get fewer samples, with ``fill`` a client takes more of its other classes, and ``error`` raises
-    :class:`UserError`. If x is the number of classes, the split is i.i.d. in equal parts. Returns the sorted indices of
-    each client's samples, where sample j has the class ``labels[j]``.
+    ``labels`` [n] holds the class of each sample. Each client gets ``samples_per_client`` of them; None stands for
+    n / ``clients``, rounded down. ``assign`` says how a client's classes are chosen: ``random`` draws them uniformly,
+    as in pFedMo's paper; ``balanced`` gives client i the class i mod ``classes`` and draws the others, as NIID-Bench
+    does. ``on_empty`` says what happens if a class has too few samples: with ``shrink`` all clients get fewer samples,
+    with ``fill`` a client takes more of its other classes, and ``error`` raises :class:`UserError`, as an impossible x
+    does. ``warn`` is called with a line for the user if classes or samples are not used. Returns the sorted indices of
+    each client's samples.
     """
     x = classes_per_client
     if x is None:
@@ -187,8 +191,10 @@ def quantity_skew(
 ) -> Split:
     """Gives client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
-    If there are fewer samples than the sum of the sizes, all sizes are scaled down in proportion. Returns the sorted
-    indices of each client's samples, where sample j has the class ``labels[j]``.
+    If the sizes add up to more samples than there are, all are scaled down in proportion, and ``warn`` is called with a
+    line for the user. ``labels`` int64 [n] has the class of each sample, a number below ``classes``. Returns the sorted
+    indices of each client's samples, a list of int64 arrays. Raises :class:`UserError` if ``sizes`` is None or does not
+    have a number for each client.
     """
     if sizes is None:
         raise UserError("data.partition.kind=quantity_skew needs data.partition.sizes: the samples of each client")
@@ -224,12 +230,14 @@ def shards(
     samples_per_client: int | None = None,
     warn: Note = ignore_note,
 ) -> Split:
-    """Sorts the samples by label, cuts them into equal shards, and gives each client ``shards_per_client``
-    random shards.
+    """Sorts the samples by label, cuts them into equal shards, and gives each client some of these at random.
 
-    This is the method of McMahan et al. (2017). With one shard per client it is GHBM's partition for alpha = 0. Samples
-    within a class are shuffled first. Samples that are left over are not used. Returns the sorted indices of each
-    client's samples, where sample j has the class ``labels[j]``.
+    This is the method of McMahan et al. (2017). Each client gets ``shards_per_client`` shards, which have together
+    about ``samples_per_client`` samples; None stands for n / ``clients``, rounded down. With one shard per client it is
+    GHBM's partition for alpha = 0. Samples within a class are shuffled first. Samples that are left over are not used;
+    ``warn`` is called with a line about them. ``labels`` int64 [n] has the class of each sample, a number below
+    ``classes``. Returns the sorted indices of each client's samples, a list of int64 arrays. Raises :class:`UserError`
+    if there are too few samples.
     """
     n = equal_share(len(labels), clients, samples_per_client)
     size = n // shards_per_client
@@ -258,13 +266,16 @@ def orthogonal(
     same_draw: bool = False,
     warn: Note = ignore_note,
 ) -> Split:
-    """Puts client i into cluster i mod ``clusters``; no two clusters share a class (FedTrip, Plato).
+    """Divides the clients into clusters that have no class in common: client i is in cluster i mod ``clusters``.
 
-    The classes of a cluster are a contiguous block. Each client draws its samples uniformly from those of its cluster's
-    classes, and all clients draw the same number. With ``overlap`` (as in Plato) two clients may hold the same sample;
-    without it, they may not. With ``same_draw`` (as in Plato's code) all clients of a cluster draw the same samples.
-    If ``samples_per_client`` is None, the number is the largest for which every cluster has
-    enough samples. Returns the sorted indices of each client's samples, where sample j has the class ``labels[j]``.
+    This partition is from FedTrip and Plato. The classes of a cluster are a contiguous block. Each client draws its
+    samples uniformly from those of its cluster's classes, and all clients draw the same number. With ``overlap`` (as in
+    Plato) two clients may hold the same sample; without it, they may not. With ``same_draw`` (as in Plato's code) all
+    clients of a cluster draw the same samples. If ``samples_per_client`` is None, it is the largest number for which
+    every cluster has enough samples; with ``overlap`` it must be set. ``labels`` int64 [n] has the class of each
+    sample, a number below ``classes``. ``warn`` is called with a line for the user if classes are not used. Returns the
+    sorted indices of each client's samples, a list of int64 arrays. Raises :class:`UserError` if there are too few
+    classes or samples.
     """
     if clusters > classes:
         raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")
@@ -307,13 +318,14 @@ def natural(
     note: Note = ignore_note,
     warn: Note = ignore_note,
 ) -> Split:
-    """Partitions the samples among the clients that come with the data.
+    """Gives each client the samples that it has in the data, for data sets that come with clients.
 
-    ``owners`` int64 [n] has the client of each sample. The result has the sorted indices of each client's samples, in
-    the order of the clients' numbers. Clients with fewer than ``min_samples`` samples are left out. ``max_clients``
-    limits the number of clients and ``max_samples`` the number of samples of each client; None is no limit. Where
-    there are more clients or samples, as many as the limit allows are drawn at random. ``labels`` and ``clients`` are
-    not used.
+    ``owners`` int64 [n] has the client of each sample. Clients with fewer than ``min_samples`` samples are left out.
+    ``max_clients`` limits the number of clients and ``max_samples`` the number of samples of each client; None is no
+    limit. Where there are more clients or samples, as many as the limit allows are drawn at random. ``note`` and
+    ``warn`` are called with lines for the user about what is left out. ``labels`` and ``clients`` are not used. Returns
+    the sorted indices of each client's samples, a list of int64 arrays in the order of the clients' numbers. Raises
+    :class:`UserError` if ``owners`` is None, or if no client has enough samples.
     """
     if owners is None:
         raise UserError("data.partition.kind=natural needs a source that says whose each sample is (client_train)")

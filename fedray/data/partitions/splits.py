@@ -1,4 +1,5 @@
-"""Helpers of several partitioners: they partition samples by counts, round shares, and draw with overlap."""
+"""Helpers of several partitioners: they partition samples by given numbers of samples, round such numbers, and draw
+samples that clients may share."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ def class_pools(labels: np.ndarray, classes: int) -> Split:
 
 
 def by_owner(owner: np.ndarray, clients: int) -> Split:
-    """Turns the client of each sample into the samples of each client: a list with a sorted array of indices
-    per client.
+    """Returns the samples of each client: a list with a sorted int64 array of sample indices for each client.
 
-    Sample j belongs to client ``owner[j]``, or to no client if ``owner[j]`` is negative.
+    ``owner`` int64 [n] has the client of each of n samples, a number below ``clients``. Samples with a negative number
+    belong to no client.
     """
     # a stable sort leaves each client's indices in order
     order = np.argsort(owner, kind="stable")
@@ -60,18 +61,18 @@ def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarra
 
 
 def draw_each(pool: np.ndarray, clients: int, samples: int, rng: np.random.Generator) -> Split:
-    """Draws ``samples`` of the indices in ``pool`` for each client, without replacement. Different clients may draw
-    the same index.
+    """Draws sample indices for each client from the same array ``pool``. Within a client there are no repetitions, but
+    different clients may draw the same index.
 
-    Returns a list with a sorted int64 array for each client.
+    ``samples`` is how many indices each client draws. Returns a list with a sorted int64 array for each client.
     """
     return [np.sort(pool[rng.choice(len(pool), samples, replace=False, shuffle=False)]) for _ in range(clients)]
 
 
 def indices_and_offsets(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Joins the indices of each client's samples into two int64 arrays, ``indices`` and ``offsets``.
+    """Joins the arrays in ``split``, which are the indices of each client's samples, into two int64 arrays.
 
-    Client i has the samples ``indices[offsets[i]:offsets[i + 1]]``.
+    The two are ``indices`` and ``offsets``. Client i has the samples ``indices[offsets[i]:offsets[i + 1]]``.
     """
     offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.int64), *split]), offsets

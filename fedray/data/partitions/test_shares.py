@@ -1,4 +1,5 @@
-"""Gives each client a share of the test set, and draws the clients that ``run.eval_clients`` asks for."""
+"""Gives each client a test share, which are the test samples on which models are scored for this client, and draws the
+clients for which that is done (``run.eval_clients``)."""
 
 from __future__ import annotations
 
@@ -14,20 +15,29 @@ from fedray.errors import UserError
 
 
 def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
-    """Returns ``data`` with a test share for each client, which are the test samples on which that client is scored.
+    """Gives each client a test share: the samples of the test set on which models are scored for this client.
 
-    If the source says to which client each test sample belongs, a client's share has the samples that belong to it.
-    Otherwise the test samples of a class are partitioned among the clients in proportion to their training samples of
-    that class (by largest remainder, ties at random); they are in no share if no client has the class. If samples have
-    no classes, all count as one class. So no two clients share a test sample, and with many clients the shares
-    are small.
+    If the data set says which client each test sample belongs to, ``data`` already has these shares and is returned
+    unchanged. Otherwise the test samples of each class are partitioned among the clients, in proportion to their
+    training samples of that class (rounded by largest remainder, ties broken at random). Test samples are in no share
+    if no client has their class. If samples have no classes, all count as one class. In this way two clients never
+    share a test sample, and with many clients the shares are small.
 
-    If a client has training samples, but a share smaller than ``least``, it then gets a new share of exactly that size.
-    This share is drawn without replacement from the test samples of the client's classes, in proportion to its training
-    samples. It may have samples that are in other clients' shares, too. If a class has too few, more are drawn from the
-    client's other classes. Shares that the source determines are not replaced.
+    If a client has training samples, but its share is smaller than ``least``, it gets a new share of exactly that size.
+    The new share is drawn without replacement from the test samples of the client's classes, in proportion to its
+    training samples, and may overlap with other shares. If a class has too few, more are drawn from the client's other
+    classes.
 
-    Raises :class:`UserError` if a client with training samples can't have ``least`` test samples.
+    Args:
+        data: the partitioned data set.
+        seed: the seed of all draws.
+        least: the smallest allowed size of a share (``data.least_test_samples``); 0 for no limit.
+
+    Returns:
+        ``data``, with the shares as ``test_indices`` and ``test_offsets``.
+
+    Raises:
+        UserError: a client with training samples can't have ``least`` test samples.
     """
     if data.test_indices is not None:
         sizes = {client: len(data.client_test(client)) for client in np.flatnonzero(data.sizes()).tolist()}
@@ -91,10 +101,11 @@ def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size:
 
 
 def draw_eval_clients(data: FederatedData, seed: int, wanted: int | Literal["all"]) -> np.ndarray:
-    """Draws the clients that are scored one by one (``run.eval_clients``), and returns their sorted numbers, int64.
+    """Draws the clients on whose test shares models are scored, client by client (``run.eval_clients``).
 
-    The draw is among the clients that hold samples, and ``wanted`` is the number of clients to draw, or ``all``. It
-    depends on ``seed`` alone. Raises :class:`UserError` if fewer clients hold samples.
+    Only clients with training samples in ``data`` are drawn. ``wanted`` is how many, or ``all``. The draw depends on
+    ``seed``, but not on the algorithm or the round. Returns the clients' sorted numbers, int64. Raises
+    :class:`UserError` if ``wanted`` is larger than the number of clients with training samples.
     """
     present = np.flatnonzero(data.sizes())
     if wanted == "all":

@@ -13,12 +13,16 @@ from fedray.errors import UserError
 
 
 def column_array(column: pa.ChunkedArray | pa.Array, name: str, first: int = 0) -> np.ndarray:
-    """Returns a column of an Arrow table as an array: ``[n]`` for numbers, names or dates, and ``[n, ...]``
-    for sequences.
+    """Converts a column of an Arrow table to a NumPy array: ``[n]``, or ``[n, ...]`` for a column of sequences.
 
-    ``name`` is what messages call the column, and ``first`` is the number of its first row, from which rows in messages
-    are counted. Raises :class:`UserError`, which names the row, for a missing value, a NaN, or sequences of different
-    lengths; and for a column of any other type.
+    The column holds numbers, booleans, texts or dates, or sequences of them. Raises :class:`UserError` for any other
+    type. It also raises one, which names the row, for a missing value, a NaN, and sequences that are empty or differ in
+    length.
+
+    Args:
+        column: the column.
+        name: what error messages call the column.
+        first: the number of the column's first row, from which error messages count rows.
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # older versions of Arrow leave extension types in chunks

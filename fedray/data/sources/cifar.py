@@ -68,8 +68,9 @@ HUNDRED = Cifar(
 def cifar10(root: str | None, normalization: str = "default") -> Source:
     """Loads CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images, uint8 [3, 32, 32], in 10 classes.
 
-    The files are read from the folder ``root``, or else found on this machine or downloaded. ``normalization`` says how
-    pixels are scaled (``data.normalization``).
+    Args:
+        root: the folder with the files. If it is None, they are looked for on this machine, or else downloaded.
+        normalization: how pixels are scaled (``data.normalization``): ``default``, ``unit`` or ``ghbm``.
     """
     return _load(TEN, root, 0, *OF_TEN[normalization])
 
@@ -77,9 +78,10 @@ def cifar10(root: str | None, normalization: str = "default") -> Source:
 def cifar100(root: str | None, variant: str, normalization: str = "default") -> Source:
     """Loads CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images, uint8 [3, 32, 32].
 
-    There are 100 classes if ``variant`` is ``fine``, and 20 if it is ``coarse``. The files are read from the folder
-    ``root``, or else found on this machine or downloaded. ``normalization`` says how pixels are scaled
-    (``data.normalization``).
+    Args:
+        root: the folder with the files. If it is None, they are looked for on this machine, or else downloaded.
+        variant: the labels that are used as classes: ``fine`` (100 classes) or ``coarse`` (20).
+        normalization: how pixels are scaled (``data.normalization``): ``default``, ``unit`` or ``ghbm``.
     """
     return _load(HUNDRED, root, ("coarse", "fine").index(variant), *OF_HUNDRED[normalization])
 
@@ -111,10 +113,12 @@ def _load(published: Cifar, root: str | None, label: int, mean: np.ndarray, std:
 
 
 def read_batch(published: Cifar, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a file of CIFAR-10 or CIFAR-100 in the binary or the python layout.
+    """Reads the images and labels in one file of CIFAR-10 or CIFAR-100.
 
-    Returns the images, uint8 [n, 3, 32, 32], and their labels, int64 [n, kinds], where ``kinds`` is 1 for CIFAR-10 and
-    2 for CIFAR-100. Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
+    ``published`` says which of the two it is. The file ``path`` is in the publisher's binary layout if its name ends
+    with ``.bin``, and otherwise in the python (pickled) layout. Returns the images, uint8 [n, 3, 32, 32], and their
+    labels, int64 [n, kinds], where ``kinds`` is 1 for CIFAR-10 and 2 (coarse, fine) for CIFAR-100. Raises
+    :class:`UserError`, which names the file, if it can't be read or holds anything else.
     """
     with reading(path, f"batch of CIFAR-{max(published.classes)}", Exception):  # a damaged pickle can raise any error
         content = path.read_bytes()

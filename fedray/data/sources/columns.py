@@ -1,7 +1,7 @@
 """Which columns of a table hold the inputs, the targets and the clients, and which of its rows are test samples.
 
-This is the same for a DataFrame, csv files and Hugging Face data sets. This module only handles names of columns; it
-reads no data.
+The rules are the same for DataFrames, csv files and Hugging Face data sets. This module only handles names of columns
+and numbers of rows; it reads no data.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ LISTED = 20
 
 @dataclass(frozen=True)
 class Columns:
-    """The roles of a table's columns: the one with the targets, the one with the clients, and those with the inputs.
+    """The columns of a table that hold the targets, the clients and the inputs, as far as the user has named them.
 
     Args:
-        target: the column with the targets.
-        client: the column with the clients. None stands for the column :data:`CLIENT`, if the table has one.
-        inputs: the columns with the inputs; None for all other columns.
-        target_key, client_key, inputs_key: what messages call these settings: keys of the configuration, or arguments
-            of simulate().
+        target: the name of the column with the targets.
+        client: the name of the column with the client of each row. None stands for the column ``client``, if the table
+            has one.
+        inputs: the names of the columns with the inputs. None stands for all columns without targets or clients.
+        target_key, client_key, inputs_key: what error messages call the settings by which the user names these columns:
+            keys of the configuration, or arguments of simulate().
 
     Example:
         >>> Columns(target="price", client="town").find(["rooms", "area", "town", "price"], "visits.csv", needed=True)
@@ -50,14 +51,15 @@ class Columns:
 
     @classmethod
     def of(cls, data: DataConfig) -> Columns:
-        """Returns the columns that a configuration names in its section ``data``: ``target_column``, ``client_column``
-        and ``input_columns``."""
+        """Makes the :class:`Columns` that a configuration describes by ``target_column``, ``client_column`` and
+        ``input_columns`` in its section ``data``."""
         inputs = None if data.input_columns is None else tuple(data.input_columns)
         return cls(data.target_column, data.client_column, inputs)
 
     @property
     def keys_set(self) -> list[str]:
-        """The keys among ``target_key``, ``client_key`` and ``inputs_key`` whose columns the user has set."""
+        """The settings by which the user has named columns: those of ``target_key``, ``client_key`` and ``inputs_key``
+        that do not have their default."""
         changed = {
             self.target_key: self.target != TARGET_COLUMN,
             self.client_key: self.client is not None,
@@ -66,9 +68,10 @@ class Columns:
         return [key for key, is_set in changed.items() if is_set]
 
     def require(self, there: Sequence[Any], name: str, column: str, key: str) -> None:
-        """Raises :class:`UserError` if the table called ``name``, which has the columns ``there``, lacks ``column``.
+        """Checks that a table has the column ``column``, and raises :class:`UserError` if it does not.
 
-        ``key`` is the setting that asks for the column; the message names it.
+        ``there`` has the names of all columns of the table. The error message calls the table ``name``, and shows
+        ``key``, the setting that names the column, such as ``data.target_column``.
         """
         if column not in there:
             known = list(map(str, there))
@@ -76,11 +79,15 @@ class Columns:
             raise UserError(f"{name} has no column {column!r} ({key}){near_miss(column, shown)}")
 
     def find_client(self, there: Sequence[Any], name: str, needed: bool) -> str | None:
-        """Returns the name of the column with the clients, or None if the table has none.
+        """Returns the name of the column with the clients of a table, or None if the table has no such column.
 
-        ``there`` are the table's columns, and ``name`` is what messages call the table. ``needed`` is false for a test
-        set, which need not have the column that the user named. Raises :class:`UserError` if a needed column is
-        missing, or if the table has no column :data:`CLIENT` but one with a similar name.
+        Raises :class:`UserError` if a needed column is missing. It also raises it if the user named no column and the
+        table has none called ``client``, but one with a similar name, such as ``clients``.
+
+        Args:
+            there: the names of all columns of the table.
+            name: what error messages call the table.
+            needed: whether a column that the user named must exist; false for a test set, which may lack it.
         """
         if self.client is not None:
             if needed:
@@ -98,12 +105,16 @@ class Columns:
         return None
 
     def find(self, there: Sequence[Any], name: str, needed: bool) -> tuple[str | None, list[Any]]:
-        """Finds out which columns of a table hold the clients and the inputs.
+        """Returns the name of the column with the clients, or None if there is none, and the list of columns with the
+        inputs.
 
-        ``there`` are the table's columns, and ``name`` is what messages call the table. ``needed`` is false for a test
-        set, which need not have a column of clients. Returns the column with the clients, or None if there is none
-        (:meth:`find_client`), and the list of columns with the inputs. Raises :class:`UserError` if a column is
-        missing, is named twice, or has two roles.
+        Raises :class:`UserError` if a column, such as that of the targets, is missing, is named twice, or has two
+        roles.
+
+        Args:
+            there: the names of all columns of the table.
+            name: what error messages call the table.
+            needed: whether a column of clients that the user named must exist; false for a test set, which may lack it.
         """
         self.require(there, name, self.target, self.target_key)
         client = self.find_client(there, name, needed)
@@ -126,12 +137,12 @@ class Columns:
 
 
 def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, str]) -> Sequence[Any]:
-    """Checks that a test set has the same input columns as the training set, and returns them in the training
-    set's order.
+    """Checks that a test set has the same input columns as the training set, and returns these in the training set's
+    order.
 
-    ``wanted`` are the input columns of the training set, and ``there`` those of the test set. The order matters because
-    a model knows its inputs by their order. ``names`` are what messages call the two sets. Raises :class:`UserError` if
-    one set has a column that the other lacks.
+    The order matters because a model tells its inputs apart by their order. ``wanted`` has the names of the training
+    set's input columns, and ``there`` those of the test set's. ``names`` is what error messages call the two sets.
+    Raises :class:`UserError` if one set has a column that the other lacks.
     """
     lacking = [str(column) for column in wanted if column not in there]
     surplus = [str(column) for column in there if column not in wanted]
@@ -144,11 +155,11 @@ def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, s
 
 
 def held_out(count: int, groups: Any = None) -> np.ndarray:
-    """Chooses test samples where data come without a test set: every fifth sample of each group, in the order of
-    the samples.
+    """Chooses test samples for data that come without a test set: every fifth sample of each group.
 
-    Returns booleans [count], which are true for the test samples. ``groups`` has the group of each sample, such as its
-    client. Without it all samples are one group.
+    ``groups`` has the group of each of the ``count`` samples, such as its client or class; None makes all samples one
+    group. Returns booleans [count], which are true for the test samples. A group of fewer than five samples has no test
+    sample.
     """
     codes = np.zeros(count, np.int64) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     order = np.argsort(codes, kind="stable")
@@ -159,11 +170,12 @@ def held_out(count: int, groups: Any = None) -> np.ndarray:
 
 
 def divide(count: int, clients: Any, where: Any, lacks: str) -> tuple[np.ndarray, str]:
-    """Chooses test rows for data without a test set: every fifth row, or every fifth row of each client.
+    """Chooses test rows for a table without a test set: every fifth row, or every fifth row of each client.
 
-    Returns booleans [count], which are true for the test rows, and a line about the choice for the user. ``clients``
-    has the client of each row, or is None. In messages ``where`` is the name of the data, and ``lacks`` is what the
-    data lack, such as ``test set``. Raises :class:`UserError` if there are too few rows for a test row.
+    ``count`` is the number of rows. ``clients`` has the client of each row, or is None. Returns booleans [count], which
+    are true for the test rows, and a warning that tells the user about this choice. Messages call the data ``where``,
+    and the warning says that there is no ``lacks``, such as ``test set``. Raises :class:`UserError` if there are too
+    few rows for a single test row.
     """
     tests = held_out(count, clients)
     if not tests.any():

@@ -31,13 +31,17 @@ EXACT: dict[str, Any] = {} if PANDAS > (3, 0) else {"float_precision": "round_tr
 
 
 def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Reads the user's tables: ``train.csv`` and ``test.csv`` in the folder ``root``, or one csv file ``root``.
-
-    In a single file every fifth row is a test row; if there are clients, every fifth row of each client. ``columns``
-    says which columns hold the targets, the clients and the inputs. Inputs must be numeric, and become float32.
-    ``kind`` and ``ignored`` are the configuration's ``task.kind`` and ``task.ignore_index``.
+    """Loads the user's tables from csv files. In a table each row is a sample.
 
     Raises :class:`UserError`, which names the file and, where possible, the column and the row.
+
+    Args:
+        root: a folder with ``train.csv`` and ``test.csv``, or a single csv file. In a single file every fifth row is a
+            test row; if there are clients, every fifth row of each client.
+        columns: the columns that hold the targets, the clients and the inputs. Inputs must be numeric, and become
+            float32.
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
+        ignored: the target of tokens that do not count (``task.ignore_index``).
     """
     if root is None:
         raise UserError("data.source=csv needs data.root: the folder with train.csv and test.csv, or one csv file")

@@ -31,10 +31,14 @@ ones."""
 def emnist(root: str | None, variant: str) -> Source:
     """Loads EMNIST, handwritten digits and letters: images uint8 [1, 28, 28], upright, in 47 or 62 classes.
 
-    ``variant`` is ``data.variant``, such as ``balanced``; with ``femnist`` each writer is a client. The files are read
-    from the folder ``root``, or else found on this machine or, except for ``femnist``, downloaded. In the published
-    files each image is transposed; this is undone here. ``scale`` and ``shift`` are computed from the mean and standard
+    In the published files each image is transposed; this is undone here. Inputs are scaled by the mean and standard
     deviation of the training samples. Raises :class:`UserError` for files that are missing or damaged.
+
+    Args:
+        root: the folder with the files. If it is None, they are looked for on this machine, or else downloaded; those
+            of ``femnist`` are never downloaded.
+        variant: which part of EMNIST to load (``data.variant``): ``balanced``, ``bymerge``, ``byclass``,
+            ``bymerge_test``, or ``femnist``, in which each writer is a client.
     """
     if variant == "femnist":
         names, fields = BY_CLASS, read_leaf("femnist", root, _encode)

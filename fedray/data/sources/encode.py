@@ -1,4 +1,5 @@
-"""Turns labels and clients into whole numbers. Names (texts, categories, false and true) are numbered, and kept."""
+"""Turns labels and clients into whole numbers. Names (texts, dates, categories, false and true) are numbered, and the
+list of names is returned, too."""
 
 from __future__ import annotations
 
@@ -24,16 +25,23 @@ def encode(
     names_key: str = "class_names",
     lenient: Sequence[str] = (),
 ) -> tuple[dict[str, np.ndarray], Names | None]:
-    """Turns the labels of several arrays, which may be names, into numbers of classes.
+    """Turns the labels of samples, or their clients, into whole numbers, in the same way for all sets of samples.
 
-    Returns the labels of each array in ``given`` as int64 [n], by the name of the array, and the names of the classes.
-    Labels that are whole numbers are not changed; their classes have names only if ``names`` is given, and otherwise
-    None is returned for the names. Labels that are names are numbered in the order of ``names``, which messages call
-    ``names_key``. Without ``names`` they are numbered in the order of the first array's pandas categories, if it has
-    such, or else in sorted order. In the arrays listed in ``lenient``, an unknown name becomes -1.
+    Whole numbers stay as they are. Names (texts, dates, booleans, pandas categories) are numbered: in the order of
+    ``names``; or else in the order of the first array's pandas categories; or else in sorted order.
 
-    Raises :class:`UserError`, which begins with ``where`` and names array and row, for a missing label, a fraction, or
-    an unknown name.
+    Returns a dict with the numbers of each set, int64 [n], under the keys of ``given``, and the tuple of names in the
+    order of their numbers. The latter is None for whole numbers, unless ``names`` is set. Raises :class:`UserError`,
+    which names array and row, for a missing label, a fraction, an unknown name, or numbers in one set and names in
+    another.
+
+    Args:
+        where: the beginning of error messages.
+        given: the labels or clients in each set, [n], by the name of the array; the training set's is first
+            (``y_train``, say).
+        names: all names, in the order in which they are numbered; None if the user gave no such list.
+        names_key: what error messages call ``names``.
+        lenient: the keys of ``given`` for which an unknown name becomes -1 instead of an error.
     """
     first = next(iter(given))
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
@@ -64,12 +72,16 @@ def encode(
 def encode_clients(
     where: str, train: Any, test: Any = None, names: Sequence[str] | None = None
 ) -> tuple[np.ndarray, np.ndarray | None, Names | None]:
-    """Turns the clients of training and test samples, which may be names, into numbers.
+    """Turns the clients of training and test samples, which may be names, into numbers, as :func:`encode` does.
 
-    Returns ``client_train`` and ``client_test`` as int64 [n], and the clients' names, or None if they are just
-    numbers. Clients are numbered as labels are (:func:`encode`). Test samples of clients without training samples get
-    -1; ``client_test`` is None if ``test`` is. Raises :class:`UserError`, which begins with ``where``, for a client
-    that is wrong.
+    Returns a tuple of three: the clients of the training samples, int64 [n]; those of the test samples, int64 [n], or
+    None if ``test`` is None; and the clients' names, or None if they are just numbers. A test sample gets -1 if its
+    client is an unknown name, such as one that no training sample has. Raises :class:`UserError` for a wrong client.
+
+    Args:
+        where: the beginning of error messages.
+        train, test: the client of each sample; ``test`` is None if the clients of the test samples are not known.
+        names: the names of all clients in the order of their numbers, or None if the user gave no such list.
     """
     given = {"client_train": train} | ({} if test is None else {"client_test": test})
     arrays, known = encode(where, given, names, "client_names", lenient=("client_test",))
@@ -89,10 +101,10 @@ def _texts(names: Sequence[Any] | None) -> Names | None:
 
 
 def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
-    """Converts ``values`` to int64 [n], if this changes no value.
+    """Converts labels, or other values that must be whole numbers, to int64 [n].
 
-    Raises :class:`UserError`, which begins with ``where``, calls the values ``key`` and names the row, for a value that
-    the conversion would change, such as a fraction.
+    Raises :class:`UserError`, which names the row, for a value that the conversion would change, such as a fraction.
+    The message begins with ``where``, and calls the values ``key``, such as ``y_train``.
     """
     values = _column(where, key, values)
     if values.dtype.kind == "O":
@@ -111,11 +123,15 @@ def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
 
 
 def names_of(where: str, key: str, values: Any) -> list[Any]:
-    """Returns the different names among ``values``, which are labels or clients, in the order in which they
-    are numbered.
+    """Returns the different names that occur in an array of labels or clients, in the order in which they are numbered.
 
     This is the order of the pandas categories, if there are any. Otherwise false comes before true, and all other names
-    are sorted. In messages ``where`` and ``key`` say which values these are.
+    are sorted. Raises :class:`UserError` for a missing value, and for categories that are the same text.
+
+    Args:
+        where: the beginning of error messages.
+        key: what error messages call the array, such as ``y_train``.
+        values: the name of each sample's label or client, [n].
     """
     categories = _categories(values)
     if categories is not None:
@@ -135,18 +151,18 @@ def _categories(values: Any) -> Any:
 
 
 def array_or_categories(where: str, key: str, values: Any) -> Any:
-    """Returns ``values`` as an array, or unchanged if they are a categorical pandas column, which keeps the order of
-    its names.
+    """Converts labels or clients to a NumPy array, but returns a categorical pandas column unchanged, because an array
+    would lose the order of its categories.
 
-    In messages ``where`` and ``key`` say which values these are.
+    Error messages begin with ``where`` and call the values ``key``, such as ``y_train``.
     """
     return as_array(where, key, values) if _categories(values) is None else values
 
 
 def are_names(values: Any) -> bool:
-    """Returns whether ``values``, which are labels or clients, are names that have to be numbered.
+    """Returns whether labels or clients are names, which have to be numbered, and not numbers already.
 
-    Texts, dates, booleans and pandas categories are names.
+    ``values`` is an array or a pandas column. Texts, dates, booleans and pandas categories are names.
     """
     if _categories(values) is not None:
         return True

@@ -16,13 +16,20 @@ _STORED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtyp
 
 
 def read_features(where: str, name: str, x: Any, samples: int) -> Any:
-    """Reads the inputs of samples, as a user or a source gives them, into arrays ``[n, ...]``, in the structure that
-    ``x`` has.
+    """Converts the inputs of samples, as a user or a source gives them, to arrays ``[n, ...]`` of types that fedray
+    uses.
 
-    Floats become float32; uint8, other whole numbers, booleans and complex numbers keep their values. A dict holds the
-    named inputs of the model. A tuple holds its positional inputs, unless it has ``samples`` elements: then the
-    elements are the samples. Inputs that are read one by one are returned unchanged. Raises :class:`UserError`, which
-    begins with ``where`` and names the array (``name``) and the row, for anything that can't be used.
+    Returns the arrays in the structure of ``x``: one array, or a tuple or dict of arrays. Floats become float32 and
+    complex numbers complex64; uint8, other whole numbers and booleans keep their values. A ``LazyItems``, which reads
+    inputs from a Dataset only when they are used, is returned unchanged. Raises :class:`UserError`, which names array
+    and row, for anything that can't be used, such as NaN.
+
+    Args:
+        where: the beginning of error messages.
+        name: what error messages call the inputs, such as ``x_train``.
+        x: the inputs. A dict holds the model's named inputs. A tuple holds its positional inputs, unless it has
+            ``samples`` elements: then each element is a sample.
+        samples: the number of samples.
     """
     if form_of(x) is not x:
         return x
@@ -36,10 +43,10 @@ def read_features(where: str, name: str, x: Any, samples: int) -> Any:
 
 
 def form_of(x: Any) -> Any:
-    """Returns arrays ``[n, ...]`` that show the shapes and types of the inputs ``x``.
+    """Returns arrays that show the structure, shapes and types of the inputs ``x``, without reading all samples.
 
-    These are the inputs themselves if they are in memory. If items are read when they are used, this is the first item,
-    with n = 1.
+    For inputs in memory these are the inputs themselves, ``[n, ...]``. For a ``LazyItems``, which reads inputs only
+    when they are used, it is the first sample, with n = 1.
     """
     return getattr(x, "first", x)
 
@@ -69,10 +76,10 @@ def _read_array(where: str, name: str, x: Any) -> np.ndarray:
 
 
 def as_array(where: str, name: str, values: Any) -> np.ndarray:
-    """Returns ``values`` as a NumPy array. Rows that are arrays or lists are stacked.
+    """Converts a list, a pandas column or other values to a NumPy array. Rows that are arrays or lists are stacked.
 
-    In messages ``where`` and ``name`` say which values these are. Raises :class:`UserError`, which names the first row
-    that differs in shape or type from row 0, or says what failed.
+    Raises :class:`UserError` if this fails, for example because a row differs in shape or type from row 0. The message
+    begins with ``where``, and calls the values ``name``.
     """
     with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
@@ -88,8 +95,8 @@ def as_array(where: str, name: str, values: Any) -> np.ndarray:
 def alike(where: str, name: str, x: Any, first: Any) -> Any:
     """Checks that the inputs ``x`` of a test or public set match the training inputs ``first``, and returns ``x``.
 
-    In messages ``where`` and ``name`` say which set it is. Raises :class:`UserError` if the structures, shapes or types
-    do not match.
+    Raises :class:`UserError` if the structures, the shapes of a sample, or the types do not match. The message begins
+    with ``where``, and calls the inputs ``name``, such as ``x_test``.
     """
     whole, x, first = x, form_of(x), form_of(first)
     if outline(x) != outline(first):
@@ -110,10 +117,10 @@ def alike(where: str, name: str, x: Any, first: Any) -> Any:
 
 
 def count_samples(where: str, name: str, x: Any) -> int:
-    """Returns the number of samples in the inputs ``x``, an array, or a tuple or dict of arrays.
+    """Returns the number of samples in the inputs ``x``, which are an array, or a tuple or dict of arrays.
 
-    Raises :class:`UserError` if the arrays have different numbers of samples. In messages ``where`` and ``name`` say
-    which inputs these are.
+    Raises :class:`UserError` if the arrays have different numbers of samples. The message begins with ``where``, and
+    calls the inputs ``name``, such as ``x_train``.
     """
     found = {len(leaf) for leaf in leaves(x)}
     if len(found) > 1:
@@ -122,7 +129,7 @@ def count_samples(where: str, name: str, x: Any) -> int:
 
 
 def as_sample(x: Any) -> Any:
-    """Returns one sample's inputs as an array, or a tuple or dict of arrays. A tuple of single numbers becomes
+    """Converts the inputs of one sample to an array, or to a tuple or dict of arrays. A tuple of single numbers becomes
     one array."""
     if isinstance(x, tuple) and all(np.ndim(part) == 0 for part in x):
         return np.asarray(x)
@@ -130,11 +137,15 @@ def as_sample(x: Any) -> Any:
 
 
 def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> Any:
-    """Stacks the inputs of samples: arrays become one array ``[n, ...]``, and tuples or dicts of arrays become one
-    tuple or dict of such arrays.
+    """Joins the inputs of single samples into arrays with a row for each sample.
 
-    Raises :class:`UserError` for the first sample that differs in structure, shape or type from sample 0. The message
-    calls that sample ``unit`` (``item`` or ``row``) of ``name``.
+    Returns an array ``[n, ...]``, or a tuple or dict of such arrays if each sample is a tuple or dict. Raises
+    :class:`UserError` for the first sample that differs in structure, shape or type from sample 0.
+
+    Args:
+        unit: what error messages call a sample, such as ``item`` in "item 3 of train".
+        name: what error messages call all samples.
+        samples: the inputs of each sample.
     """
     kept = list(map(as_sample, samples))
     for number, sample in enumerate(kept):

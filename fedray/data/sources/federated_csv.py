@@ -33,10 +33,10 @@ least :data:`SPARSE_MORE`. Gaps alone are no mistake, because some classes do no
 
 
 class Published(NamedTuple):
-    """What is known about a published federated split of photographs, by which the user's copy is checked.
+    """The known facts about a published federated split of photographs, with which the user's copy is compared.
 
-    ``photographs`` is the address of the photographs. ``users``, ``images`` and ``classes`` are their numbers in the
-    split's list of training images. The address of these lists is :data:`LISTS`.
+    ``photographs`` is the web address of the photographs. ``users``, ``images`` and ``classes`` are their numbers in
+    the split's list of training images.
     """
 
     photographs: str
@@ -51,12 +51,16 @@ INATURALIST = Published("https://github.com/visipedia/inat_comp/tree/master/2017
 
 
 def federated_csv(root: str | None, image_size: int | None) -> Source:
-    """Loads photographs whose users are clients, from csv files that the user has made.
+    """Loads the user's photographs from a folder in which csv files list their classes and users. Each user is a
+    client.
 
-    The folder ``root`` holds ``train.csv`` with the columns ``user_id,image_id,class``, ``test.csv`` with
-    ``image_id,class``, and the images. Images are scaled to ``image_size`` pixels in height and width. Raises
-    :class:`UserError` for a missing file, column or image, for an image that is listed twice, and for a class that is
-    not a whole number from 0.
+    Raises :class:`UserError` for a missing file, column or image, for an image that is listed twice, and for a class
+    that is not a whole number from 0.
+
+    Args:
+        root: the folder, with ``train.csv`` (columns ``user_id,image_id,class``), ``test.csv`` (``image_id,class``),
+            and the images.
+        image_size: the height and width in pixels to which images are scaled; required.
     """
     if root is None:
         raise UserError("data.source=federated_csv needs data.root: the folder with train.csv, test.csv and the images")
@@ -66,8 +70,9 @@ def federated_csv(root: str | None, image_size: int | None) -> Source:
 def gldv2(root: str | None, image_size: int | None) -> Source:
     """Loads Google Landmarks v2, federated as Landmarks-User-160k (Hsu, Qi, Brown 2020): 1,262 users, each a client.
 
-    The photographs, and the csv files that list them, are read from the folder ``root``, or else found on this machine.
-    They are never downloaded. Images are scaled to ``image_size`` pixels in height and width.
+    ``root`` is the folder with the photographs and with the csv files that list them. If it is None, they are looked
+    for on this machine; they are never downloaded. Images are scaled to a height and width of ``image_size`` pixels,
+    which must be set.
     """
     return _load("gldv2", root, image_size, GLDV2)
 
@@ -75,8 +80,9 @@ def gldv2(root: str | None, image_size: int | None) -> Source:
 def inaturalist(root: str | None, image_size: int | None) -> Source:
     """Loads iNaturalist 2017, federated as iNaturalist-User-120k (Hsu, Qi, Brown 2020): 9,275 users, each a client.
 
-    The photographs, and the csv files that list them, are read from the folder ``root``, or else found on this machine.
-    They are never downloaded. Images are scaled to ``image_size`` pixels in height and width.
+    ``root`` is the folder with the photographs and with the csv files that list them. If it is None, they are looked
+    for on this machine; they are never downloaded. Images are scaled to a height and width of ``image_size`` pixels,
+    which must be set.
     """
     return _load("inaturalist", root, image_size, INATURALIST)
 

@@ -17,11 +17,14 @@ from fedray.util.files import in_home, move_whole
 
 
 class Layout(NamedTuple):
-    """One way in which the files of a data set can lie on a disk: all ``files`` are in one of ``folders``.
+    """One way in which the files of a data set can be arranged on a disk: all of them are in one of several folders.
 
-    Folders and files are paths below the folder in which the user keeps the data set. Files may be patterns such as
-    ``*.txt``, and may also be gzipped (``.gz``). Files that match ``related`` show that a different part of the data
-    set is there.
+    Args:
+        folders: the folders that may hold the files, as paths below the folder in which the user keeps the data set.
+        files: the files, as paths below one of ``folders``, or patterns such as ``*.txt``. They may also be gzipped
+            (``.gz``).
+        related: a pattern for files of other parts of the data set, or "". If only such files are found, a message
+            lists them.
     """
 
     folders: tuple[str, ...]
@@ -32,8 +35,9 @@ class Layout(NamedTuple):
 class Found(NamedTuple):
     """The files of a data set that were found on this machine.
 
-    ``folder`` is the folder that holds them, and ``files`` has, for each file of the layout, the paths that match it.
-    ``stamps`` show whether a file has been replaced since (:func:`~fedray.data.storage.cache.file_stamp`).
+    ``folder`` is the folder that holds them. ``files`` has a list of paths for each entry of :attr:`Layout.files`.
+    ``stamps`` has the :func:`~fedray.data.storage.cache.file_stamp` of each file, which shows later whether it has
+    changed.
     """
 
     folder: Path
@@ -46,16 +50,20 @@ class Found(NamedTuple):
 
 
 class PartlyThere(UserError):
-    """Raised for a folder that has some of a data set's files, but not all that are needed."""
+    """The error for a folder that has some files of a data set, but not all that are needed."""
 
 
 @contextlib.contextmanager
 def reading(path: Path, what: str, *damage: type[Exception]) -> Iterator[None]:
-    """Turns errors into a :class:`UserError` of one line, in a ``with`` statement in which the file ``path`` is read.
+    """Turns errors that occur while a file is read into a :class:`UserError` of one line, in a ``with`` statement.
 
-    ``what`` is what the file should be, such as ``csv file``. If an error has one of the types ``damage``, the line
-    says that the file is damaged or no ``what``. Errors of the operating system are turned into a :class:`UserError`,
-    too. All other errors pass unchanged.
+    Errors of the operating system become ``can't read PATH``. Errors of a type in ``damage`` become a line which says
+    that the file is damaged or is not the expected kind of file. All other errors pass unchanged.
+
+    Args:
+        path: the file that is read.
+        what: what the file should be, such as ``csv file``.
+        damage: the types of errors that a damaged file causes.
     """
     try:
         yield
@@ -79,14 +87,22 @@ def find_files(
     system: Sequence[str] = (),
     hint: str = "",
 ) -> Found:
-    """Finds the files of the data set ``name``: in the first folder that holds all files of one of ``layouts``.
+    """Finds the files of a data set on this machine, or downloads them.
 
-    If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
-    cache are searched, and then the files are downloaded into the cache. ``download`` is called with a folder, and puts
-    the files there; it is None where the publisher does not allow automatic downloads.
+    If ``root`` is None, the folder $FEDRAY_DATA, the folders ``system`` and the user's cache are searched in this
+    order. If the files are in none of them, they are downloaded into the cache. Raises :class:`UserError` if the files
+    are not found; the message says which files are needed and where to get them.
 
-    Raises :class:`UserError` if the files are not found. The message says which files are ``wanted``, and at which
-    ``address`` their publisher offers them. If a folder has only some of the files, ``hint`` is shown as well.
+    Args:
+        name: what error messages call the data set.
+        root: the only folder that is searched, if it is not None (``data.root``).
+        layouts: the ways in which the files may be arranged in a folder.
+        wanted: a description of the needed files, for error messages.
+        address: the web address at which their publisher offers them, for error messages.
+        download: a function that is called with a folder and puts the files there; None if the files can't be
+            downloaded automatically.
+        system: the folders in which packages of an operating system install the files.
+        hint: a text that is added to the error message if a folder has only some of the files.
     """
     if root is not None:
         place = in_home(root)
@@ -119,11 +135,11 @@ def find_files(
 
 
 def look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
-    """Searches one folder, ``place``, for the files of a data set, and returns those of the first layout that
-    is complete.
+    """Searches the folder ``place`` for the files of a data set, and returns their paths.
 
-    Raises :class:`PartlyThere`, with ``hint`` in its message, if some of the files are there, or
-    else :class:`UserError`.
+    ``layouts`` are the ways in which the files may be arranged. The one of which most files are there is used, or the
+    first of several that are equal in this. Raises :class:`PartlyThere`, with ``hint`` in its message, if only some of
+    its files are there, or only other parts of the data set, and another :class:`UserError` if there is nothing of it.
     """
     found = [
         (layout, Found(place / folder, tuple(_matching(place / folder, file) for file in layout.files)))

@@ -23,12 +23,15 @@ PARTS = ("train", "test")
 
 
 def har(root: str | None, variant: str) -> Source:
-    """Loads UCI-HAR, which are windows of a phone's sensors with 6 activities as classes.
+    """Loads UCI-HAR: recordings of a phone's sensors, cut into windows of 2.56 s, with 6 activities as classes.
 
-    The inputs are float32: ``features`` [561], or the nine ``signals`` [9, 128], as ``variant`` (``data.variant``)
-    says. The training and test sets are the publisher's, and no person is in both. The people of the training set are
-    clients 0, 1, ..., in the order of their numbers. The files are read from the folder ``root``, or else found on this
-    machine. Raises :class:`UserError` for files that are missing or damaged.
+    The training and test sets are the publisher's, and no person is in both. The people of the training set are the
+    clients 0, 1, ..., in the order of their numbers. Raises :class:`UserError` for files that are missing or damaged.
+
+    Args:
+        root: the folder with the files. If it is None, they are looked for on this machine.
+        variant: which inputs to load, as float32 (``data.variant``): the publisher's ``features`` [561], or the nine
+            recorded ``signals`` [9, 128].
     """
     wanted = {"X": FEATURES} if variant == "features" else {f"Inertial Signals/{name}": LENGTH for name in SIGNALS}
     names = {**wanted, "y": 1, "subject": 1}

@@ -37,9 +37,10 @@ ON_HUB = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"
 
 
 class Found(NamedTuple):
-    """The sets of a Hugging Face data set that were found: ``sets`` has each Dataset by its name, such as ``train``.
+    """The sets of a Hugging Face data set that were found: ``sets`` has each ``datasets.Dataset`` by its name, such as
+    ``train``.
 
-    ``stamps`` show whether the files that hold the sets have changed. They are None for sets in memory.
+    ``stamps`` are values that show whether the files that hold the sets have changed. They are None for sets in memory.
     """
 
     sets: dict[str, Any]
@@ -54,14 +55,20 @@ def hf(
     image_size: int | None = None,
     access: str = AUTO,
 ) -> Source:
-    """Reads the Hugging Face data set ``root``: a folder or file, or else a name on the hub.
+    """Loads a data set of Hugging Face from the disk or from the hub.
 
-    ``columns`` says which columns hold the targets, the clients and the inputs. If there is no test set, every fifth
-    row is a test row, or every fifth row of each client. The other arguments are those of
-    :func:`fedray.data.sources.source.load_source`.
+    If it has no test set, every fifth row is a test row; if there are clients, every fifth row of each client. Raises
+    :class:`UserError` if the library ``datasets`` is not installed, if the data set can't be found, downloaded or read,
+    or if something in it is wrong.
 
-    Raises :class:`UserError` if the library ``datasets`` is not installed, if the data set can't be found, downloaded
-    or read, or if something in it is wrong.
+    Args:
+        root: a folder written by ``save_to_disk``, a Parquet file, a folder of Parquet files, or else a name on the
+            hub.
+        columns: the columns that hold the targets, the clients and the inputs.
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
+        ignored: the target of tokens that do not count (``task.ignore_index``).
+        image_size: the height and width in pixels to which images are scaled; None keeps their size.
+        access: where samples are read from (``data.access``). With ``lazy`` a row is read only when it is used.
     """
     if root is None:
         raise UserError("data.source=hf needs data.root: a name on the hub, a folder of save_to_disk, or Parquet files")
@@ -180,9 +187,10 @@ def _stamps(sets: dict[str, Any]) -> list[Any] | None:
 
 
 def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[str, Any], Sequence[str], str]:
-    """Returns the sets ``train`` and ``test`` by name, lines about their choice for the user, and a digest.
+    """Returns the training and test set under the names ``train`` and ``test``, messages for the user, and a digest.
 
-    If a single set was divided, the digest covers which rows are test rows; otherwise it is empty.
+    If there is only a training set, it is divided, and the digest shows which rows are test rows. Otherwise it is
+    empty.
     """
     if TRAIN not in sets:
         raise UserError(f"{root} has no set {TRAIN!r}{near_miss(TRAIN, sets)}")

@@ -1,7 +1,7 @@
 """The samples of a Hugging Face Dataset: its columns as arrays, or its rows, which are read from Arrow when they are
 used.
 
-Nothing here imports ``datasets``, which is optional: anyone who has such a Dataset has imported it.
+Nothing here imports the optional library ``datasets``: whoever passes a Dataset has already imported it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROWS = 1000
 
 
 def is_table(data: Any) -> bool:
-    """Returns whether ``data``, which a user hands over, is a Hugging Face Dataset.
+    """Returns whether ``data``, which a user hands over as training or test set, is a Hugging Face Dataset.
 
     Raises :class:`UserError` for a DatasetDict and for streamed data sets, which fedray can't use directly.
     """
@@ -64,15 +64,21 @@ def fields_of(
     where: str = "",
     stamps: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """Reads two Hugging Face Datasets into the fields of a :class:`Source`, and returns these by name, not yet checked.
+    """Turns a training and a test set of Hugging Face into the fields of a :class:`Source`, by name, not yet checked.
 
-    ``sets`` has the Datasets under the names ``train`` and ``test``. The fields are ``x_train``, ``y_train``,
-    ``x_test``, ``y_test`` and, where they exist, the clients and the classes. Inputs are arrays; they are items that
-    are read one by one if they are images, if they take much memory, or if ``access`` (``data.access``) is ``lazy``.
-    ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``. ``where`` is what messages put before the
-    names of the sets. ``stamps`` are the stamps of the files that hold both sets, or None if the sets are not in files.
+    The fields are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, where they exist, ``client_train``,
+    ``client_test``, ``class_names`` and ``classes``. Inputs are arrays, or a :class:`LazyItems`, which reads a row only
+    when it is used: for images, for inputs that take much memory, and if ``access`` is ``lazy``. Raises
+    :class:`UserError`, which names column and row, for anything that can't be used.
 
-    Raises :class:`UserError`, which names column and row, for anything that can't be used.
+    Args:
+        sets: the two Datasets under the names ``train`` and ``test``, in this order.
+        columns: the columns that hold the targets, the clients and the inputs.
+        kind: the kind of task (``task.kind``), such as ``regression``, or ``auto``.
+        access: where samples are read from (``data.access``).
+        image_size: the height and width in pixels to which images are scaled; None keeps their size.
+        where: what error messages put before the names of the sets.
+        stamps: values that change with the files that hold both sets, or None if the sets are not in files.
     """
     given: dict[str, Any] = {}
     inputs: Sequence[str] = ()
@@ -103,18 +109,19 @@ def fields_of(
 
 
 def read_column(dataset: Any, column: str, name: str) -> np.ndarray:
-    """Returns a column of a Hugging Face Dataset as an array, ``[n]`` or ``[n, ...]`` (:func:`column_array`).
+    """Reads a column of a Hugging Face Dataset into an array, ``[n]`` or ``[n, ...]`` (:func:`column_array`).
 
-    ``name`` is what messages call the Dataset.
+    ``column`` is the name of the column. Error messages call the Dataset ``name``.
     """
     return column_array(_as_arrow(dataset, [column])[:][column], f"{name}: column {column!r}")
 
 
 def clients_of(dataset: Any, column: str, name: str) -> np.ndarray:
-    """Returns the client of each row of a Hugging Face Dataset, from the column ``column``, as an array [n].
+    """Returns the client of each row of a Hugging Face Dataset as an array [n], which is read from the column
+    ``column``.
 
-    If the column is a ClassLabel, which numbers names, the array has the names. ``name`` is what messages call
-    the Dataset.
+    If the column is a ClassLabel, which stores numbers for names, the array has the names. Error messages call the
+    Dataset ``name``.
     """
     found, names = read_column(dataset, column, name), getattr(dataset.features[column], "names", None)
     if names is not None:
@@ -151,19 +158,26 @@ def _files_of(images: pa.ChunkedArray) -> list[str]:
 
 
 class Rows:
-    """The rows of a Hugging Face Dataset as a torch-like Dataset of pairs (x, y). ``inputs`` are the columns that
-    make x.
+    """The rows of a Hugging Face Dataset as a torch-like Dataset of pairs (x, y).
 
-    * Images are uint8 ``[3, size, size]`` (:func:`fedray.data.sources.images.decode_image`). Without ``size`` all
-      images must have the same size.
+    x has the columns ``inputs`` of a row:
+
+    * An image is uint8 ``[3, size, size]`` (:func:`fedray.data.sources.images.decode_image`).
     * Sequences and arrays are not changed.
-    * Single numbers are float32. If all columns hold single numbers, they make one array.
-    * Several other columns make a dict of inputs by column name.
+    * Single numbers are float32. If all columns hold single numbers, x is one array of them.
+    * Several other columns make x a dict of arrays by column name.
 
-    y is always 0, because the targets of all samples are already in memory as an array. If the Dataset is in files,
-    another process is sent only their paths, and opens them itself. ``stamps`` identify the files and the rows in them,
-    by which the digest of the rows is remembered; without stamps, every :meth:`digest` hashes all rows. Several threads
-    may read rows at the same time (``parallel``).
+    y is always 0, because targets are read separately (:func:`read_column`). If the Dataset is in files, another
+    process is sent only their paths, and opens them itself. Several threads may read rows at the same time
+    (``parallel``).
+
+    Args:
+        dataset: the Hugging Face Dataset.
+        inputs: the names of the columns that make x.
+        size: the height and width in pixels to which images are scaled; None if all have the same size and keep it.
+        name: what error messages call the Dataset.
+        stamps: values that change with the files and the choice of rows. :meth:`digest` then hashes the rows only once;
+            with None it does so on every call.
     """
 
     parallel = True
@@ -187,23 +201,21 @@ class Rows:
         return map_leaves(lambda rows: rows[0], self._read(self.opened[i : i + 1], i)), 0
 
     def arrays(self) -> Any:
-        """Reads the inputs of all rows into memory, as an array ``[n, ...]``, or a dict of such arrays by
-        column name."""
+        """Reads x of all rows into memory, as an array ``[n, ...]``, or a dict of such arrays by column name."""
         return self._read(self.opened[:], 0)
 
     def digest(self) -> str:
-        """Returns a text that shows whether the samples have changed: a digest of the input columns and of all rows,
-        and the size to which images are scaled."""
+        """Returns a text that shows whether the samples have changed: a hash of all rows, a description of the input
+        columns, and the size to which images are scaled."""
         known = [self.stamps, self.inputs, self.described, self.length]
         found = self._hash() if self.stamps is None else remembered(known, self._hash)
         return f"{found['rows']} {self.described} {self.size}"
 
     def stamp(self) -> str:
-        """Returns a text that changes if any sample may have changed, so that a copy of the samples in files is
-        made again.
+        """Returns a text that changes if any sample may have changed. A stored copy of the samples is then made again.
 
-        It is the digest (:meth:`digest`), and a digest of the modification times of images that are stored as files
-        outside the table.
+        It consists of the :meth:`digest` and of a hash of the modification times of all images that the Dataset stores
+        only as paths of image files.
         """
         times = hashlib.sha256()
         for start in range(0, self.length if self.images else 0, ROWS):
@@ -229,7 +241,8 @@ class Rows:
 
     @cached_property
     def opened(self) -> Any:
-        """The Hugging Face Dataset with these rows. A process to which the rows were sent opens it on the first use."""
+        """The Hugging Face Dataset itself, whose slices are Arrow tables. A process to which this object was sent opens
+        the Dataset's files at the first use."""
         if hasattr(self, "table"):
             return self.table
         try:
@@ -286,5 +299,6 @@ class Rows:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of the images in each column from which this process has read an image, by column name."""
+        """The shape ``(3, height, width)`` of the images in each column of which this process has read an image, by
+        column name."""
         return {}

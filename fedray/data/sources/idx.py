@@ -23,12 +23,12 @@ FILES = (
 
 
 class IdxSet(NamedTuple):
-    """What is known about a data set that is published as idx files, such as MNIST.
+    """What is known about a data set that is published as idx files (a format for arrays of bytes), such as MNIST.
 
     Args:
         folder: the name of its folder, and of its class in torchvision.
         mean, std: the mean and standard deviation of its pixels/255.
-        address: the address of its publisher.
+        address: the web address of its publisher.
         system: the folders in which packages of an operating system install it.
     """
 
@@ -55,7 +55,7 @@ SETS = {
 def mnist(root: str | None) -> Source:
     """Loads MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images, uint8 [1, 28, 28], in 10 classes.
 
-    The files are read from the folder ``root``, or else found on this machine or downloaded.
+    ``root`` is the folder with the files. If it is None, they are looked for on this machine, or else downloaded.
     """
     return _load("mnist", "mnist", find("mnist", root))
 
@@ -63,16 +63,16 @@ def mnist(root: str | None) -> Source:
 def fashion_mnist(root: str | None) -> Source:
     """Loads Fashion-MNIST (Xiao et al. 2017): 60,000 training and 10,000 test images, uint8 [1, 28, 28], in 10 classes.
 
-    The files are read from the folder ``root``, or else found on this machine or downloaded.
+    ``root`` is the folder with the files. If it is None, they are looked for on this machine, or else downloaded.
     """
     return _load("fashion_mnist", "fashion_mnist", find("fashion_mnist", root))
 
 
 def sample() -> Source:
-    """Loads the data set that comes with the package: 1,000 training and 200 test images of each class
-    of Fashion-MNIST.
+    """Loads the small data set that comes with fedray, which is a part of Fashion-MNIST.
 
-    The images are uint8 [1, 28, 28]. They were chosen at random by ``fedray/data/sample/make.py``.
+    It has 1,000 training and 200 test images of each of the 10 classes, uint8 [1, 28, 28]. They were chosen at random
+    by ``fedray/data/sample/make.py``.
     """
     folder = Path(__file__).parent.parent / "sample"
     return _load("sample", "fashion_mnist", look(folder, [Layout((".",), FILES)]))
@@ -81,8 +81,8 @@ def sample() -> Source:
 def find(name: str, root: str | None) -> Found:
     """Finds the four files of MNIST or Fashion-MNIST on this machine, or downloads them.
 
-    They are the training images and labels and the test images and labels, in the order of :data:`FILES`. ``name`` is
-    the source's name. If ``root`` is not None, only that folder is searched.
+    The result has the files of the training images, training labels, test images and test labels, in this order.
+    ``name`` is ``mnist`` or ``fashion_mnist``. ``root`` is the only folder that is searched, unless it is None.
     """
 
     def download(folder: Path) -> None:
@@ -105,9 +105,10 @@ def _load(name: str, published: str, found: Found) -> Source:
 
 
 def read_pair(images: Path, labels: Path, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images uint8 [n, 1, height, width] and labels int64 [n] from two idx files.
+    """Reads labelled images from two idx files (the format of MNIST), one with the images and one with their labels.
 
-    Raises :class:`UserError`, which names the file, if the file holds anything else, or a label outside 0..classes-1.
+    Returns the images, uint8 [n, 1, height, width], and the labels, int64 [n]. Raises :class:`UserError`, which names
+    the file, if a file holds anything else, or a label outside 0..classes-1.
     """
     x, y = read_idx(images), read_idx(labels)
     if (x.ndim, y.ndim) != (3, 1) or len(x) != len(y) or not len(x):

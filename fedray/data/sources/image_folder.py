@@ -32,16 +32,18 @@ Images = Mapping[str, Sequence[Path]]
 
 
 class LeftOut(NamedTuple):
-    """A file or folder that is not used as an image, and its kind, which says why, such as ``.txt`` or ``hidden``."""
+    """A file or folder among the user's images. ``kind`` says why it is not used, such as ``.txt`` (another type of
+    file) or ``hidden``; it is "" for an image, which is used."""
 
     path: Path
     kind: str
 
 
 class ClassFolders(NamedTuple):
-    """The image files that were found in a folder which holds a folder for each class.
+    """The image files that were found in a folder which contains one folder for each class.
 
-    ``images`` has the paths of each class by its name. ``left_out`` are the files and folders that are not used.
+    ``images`` has the paths of each class's images, by the name of the class. ``left_out`` are the files and folders
+    that are not used.
     """
 
     images: Images
@@ -49,12 +51,14 @@ class ClassFolders(NamedTuple):
 
 
 def image_folder(root: str | None, image_size: int | None) -> Source:
-    """Loads the user's images from ``root/train/CLASS`` and ``root/test/CLASS`` (or ``val/CLASS``).
+    """Loads the user's image files from ``root/train/CLASS`` and ``root/test/CLASS``, where CLASS is the name of a
+    class.
 
-    Classes are numbered in the order of their names. If the images are directly in ``root/CLASS``, or if there is no
-    folder of test images, every fifth image of each class, in the order of names, is a test image. Images are scaled to
-    uint8 ``[3, image_size, image_size]``. Raises :class:`UserError` if there are no folders of classes, if a class has
-    no images or is itself divided into train and test, or if a test class has no training images.
+    The test folder may also be called ``val``. If there is none, or if the classes are directly in ``root``, every
+    fifth image of each class, in the order of names, is a test image. Classes are numbered in the order of their names.
+    Images are scaled and cropped to uint8 ``[3, image_size, image_size]``. Both arguments must be set. Raises
+    :class:`UserError` if there are no folders of classes, if a class has no images or is itself divided into train and
+    test, or if a test class has no training images.
     """
     if root is None:
         raise UserError("data.source=image_folder needs data.root: the folder with the classes' folders")
@@ -77,10 +81,10 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
 
 
 def fire(root: str | None, image_size: int | None) -> Source:
-    """Loads photographs with and without fire, from the folders ``fire`` and ``nofire`` in ``root``, which are the
-    two classes.
+    """Loads photographs of two classes, with and without fire, from the folders ``fire`` and ``nofire`` in ``root``.
 
-    The rules are those of :func:`image_folder`. Images have 64 pixels in height and width unless ``image_size`` is set.
+    If ``root`` is None, the folders are looked for on this machine. Everything else is as in :func:`image_folder`.
+    Images are scaled to ``image_size`` pixels in height and width, or to 64 if it is None.
     """
     found = find_files(
         "fire", root, [Layout(("fire", "."), ("fire", "nofire"))], "the folders fire and nofire with photographs",
@@ -90,9 +94,9 @@ def fire(root: str | None, image_size: int | None) -> Source:
 
 
 def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
-    """Returns the training images and the test images in ``folder``, each as paths by the name of a class.
+    """Returns the training images and the test images in ``folder``, each as lists of paths by the name of the class.
 
-    The third element are lines for the user about what is not used.
+    The third element is a list of messages for the user about what is not used.
     """
     train, tests = _part(folder, TRAINS), _part(folder, TESTS)
     parts = [part for part in (train, tests) if part is not None]
@@ -129,11 +133,11 @@ def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
 
 
 def class_folders(folder: Path) -> ClassFolders:
-    """Finds the images of each class below ``folder``. Each folder in ``folder`` is a class, and may hold images at
-    any depth.
+    """Finds the image files of each class. Each folder in ``folder`` is a class, and may hold images at any depth.
 
     Links are followed. Hidden files and folders are not used. Raises :class:`UserError` if there are no classes, if a
-    class has no images or is itself divided into train and test, or if a name is not UTF-8.
+    class has no images or is itself divided into train and test, if a link leads nowhere or in a circle, or if a name
+    is not UTF-8.
     """
     images: dict[str, list[Path]] = {}
     left_out = _beside_classes(folder)
@@ -229,7 +233,8 @@ def _note_on_same_folders(folder: Path, images: Images) -> list[str]:
 
 
 def _judged(entry: os.DirEntry[str]) -> Iterator[LeftOut]:
-    """Yields a file or hidden folder with its kind, which is "" for an image and otherwise says why it is not used.
+    """Yields the file or hidden folder ``entry`` with its kind, which is "" for an image and else says why it is not
+    used.
 
     Hidden files that are not images, such as .DS_Store, are not yielded, because they are no data.
     """

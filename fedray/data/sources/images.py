@@ -1,4 +1,4 @@
-"""Image files, which are read when they are used."""
+"""Reads image files, each of them only when it is used."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ DARK = 1 << 13
 
 
 def is_image(path: Path) -> bool:
-    """Returns whether the name of the file ``path`` has the ending of an image, such as ``.jpg``. The file is
-    not opened."""
+    """Returns whether a file is an image by the ending of its name, such as ``.jpg``. The file is not opened."""
     return path.suffix.lower() in SUFFIXES
 
 
 class ImageFiles:
-    """A torch-like Dataset of image files. Item i is the image in ``paths[i]``, below the folder ``root``, with
-    its target.
+    """A torch-like Dataset of the image files ``paths``, which are below the folder ``root``.
 
-    The input of an item is uint8 ``[3, size, size]``: the image in red, green and blue, scaled until it just covers the
-    square, and cropped around the middle. Several threads may read items at the same time (``parallel``).
+    An item is a pair: the image, uint8 ``[3, size, size]`` (red, green, blue), and its entry of ``targets``, int64 [n].
+    An image is scaled until it just covers the square, and cropped around the middle. Several threads may read items at
+    the same time (``parallel``).
     """
 
     parallel = True
@@ -49,15 +48,15 @@ class ImageFiles:
         return len(self.paths)
 
     def digest(self) -> str:
-        """Returns a digest of the names and sizes of all image files, and of the size to which images are scaled.
+        """Returns a hash of the names and sizes of all image files, and of the size to which images are scaled.
 
-        It shows whether a run was made from other images. The content of the files is not read.
+        It shows whether a run used other images. The content of the files is not read.
         """
         return self._digests[0]
 
     def stamp(self) -> str:
-        """Returns a digest of the modification times of all image files. It changes when a file is written again, so
-        that a copy of the images in mapped files is made again."""
+        """Returns a hash of the modification times of all image files. If it has changed, a file was written again, and
+        a copy of the images that fedray keeps for fast reading must be made again."""
         return self._digests[1]
 
     @cached_property
@@ -70,11 +69,9 @@ class ImageFiles:
         return sizes.hexdigest(), times.hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """Returns lines for the user about images of 16 bits: whether there are any, and whether scaling makes
-        them dark.
-
-        Only some of the images are opened for this.
-        """
+        """Returns messages for the user about images with 16 bits per channel: that they are scaled to 8 bits, and a
+        warning if this makes them dark. There are none if no such images are found. Only some of the images are opened
+        for this."""
         largest: dict[Path, int] = {}
         for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
             path = self.root / str(self.paths[i])
@@ -99,11 +96,11 @@ class ImageFiles:
 def image_set(
     root: Path, labelled: Sequence[tuple[str, int]], size: int, name: str
 ) -> tuple[LazyItems, np.ndarray, ImageFiles]:
-    """Prepares labelled image files as the inputs and targets of a source, without reading the images yet.
+    """Turns labelled image files into inputs and targets for a :class:`Source`, without reading the images yet.
 
-    Returns the inputs as items that are read one by one, the labels int64 [n], and the Dataset behind these inputs.
-    ``labelled`` has the path of each file below ``root``, with its label. Images are scaled to ``size`` pixels in
-    height and width. ``name`` is what messages call the files.
+    Returns the inputs, which read an image only when it is used; the labels, int64 [n]; and the Dataset from which the
+    inputs are read. ``labelled`` has the path of each file below the folder ``root``, and its label. Images are scaled
+    to ``size`` pixels in height and width. Error messages call the files ``name``.
     """
     labels = np.array([label for _, label in labelled], dtype=np.int64)
     images = ImageFiles(root, [path for path, _ in labelled], labels, size)
@@ -111,7 +108,7 @@ def image_set(
 
 
 def read_image(path: Path, size: int) -> np.ndarray:
-    """Reads the image file ``path`` as uint8 ``[3, size, size]``: scaled until it covers the square, and cropped.
+    """Reads the image file ``path`` as uint8 ``[3, size, size]``: scaled until it just covers the square, and cropped.
 
     Raises :class:`UserError`, which names the file, if it is missing, cut short, or no image, or if it has so many
     pixels that it would fill the memory (Pillow's limit).
@@ -120,12 +117,12 @@ def read_image(path: Path, size: int) -> np.ndarray:
 
 
 def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarray:
-    """Decodes the image in a file to uint8 ``[3, size, size]``, or to its original size if ``size`` is None.
+    """Decodes an image to uint8 ``[3, size, size]``, scaled and cropped, or ``[3, height, width]`` if ``size`` is None.
 
-    ``name`` is what messages call the file. Images of 16 bits are scaled from 0..65535 to 0..255. Of an animation
-    the first picture is used. Raises :class:`UserError` in the same cases as :func:`read_image`, for a TIFF file
-    with several pages, and for pixels of 32 bits that are not all in 0, 1, ..., 255, because it is unknown which
-    number is white.
+    ``file`` is a path or an open binary file, which error messages call ``name``. Images of 16 bits are scaled from
+    0..65535 to 0..255. Of an animation the first picture is used. Raises :class:`UserError` in the same cases as
+    :func:`read_image`; for a TIFF file with several pages; and for pixels of 32 bits that are not all in 0, 1, ...,
+    255, because it is unknown which number is white.
     """
     with opened_image(file, name) as image:
         if size is not None:
@@ -141,7 +138,7 @@ def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarr
 def opened_image(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
     """Opens an image with Pillow for use in a ``with`` statement, and turns Pillow's errors into :class:`UserError`.
 
-    The messages call the file ``name``.
+    ``file`` is a path or an open binary file, which error messages call ``name``.
     """
     try:
         with warnings.catch_warnings():

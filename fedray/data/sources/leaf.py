@@ -23,10 +23,10 @@ Encode = Callable[[list[Any], list[Any], str], tuple[np.ndarray, np.ndarray]]
 
 
 def last_fifth(samples: Any) -> tuple[Any, Any]:
-    """Divides the samples of one user where there are no test files: the last fifth are the test samples.
+    """Divides the samples of one user into training and test samples, for data that come without test samples.
 
-    Returns the training samples and the test samples, as two slices of ``samples``. A user with fewer than five samples
-    has no test samples.
+    ``samples`` is a list or array. Returns two slices of it: the training samples, and the last fifth, which are the
+    test samples. A user with fewer than five samples has no test samples.
     """
     first = len(samples) - len(samples) // HELD_OUT
     return samples[:first], samples[first:]
@@ -37,8 +37,9 @@ def fields_by_user(
 ) -> dict[str, Any]:
     """Joins the samples of all users into the fields of a :class:`Source`, in which each user is a client.
 
-    ``train`` and ``test`` have a pair of arrays (x, y) for each user, by name or number. The result has the fields
-    ``x_train``, ``y_train``, ``client_train``, ``x_test``, ``y_test`` and ``client_test``.
+    ``train`` and ``test`` have a pair of arrays (x, y) for each user, by the user's name or number. The result has the
+    fields ``x_train``, ``y_train``, ``x_test``, ``y_test``, and ``client_train`` and ``client_test`` (the user of each
+    sample).
     """
     fields: dict[str, Any] = {}
     for part, users in (("train", train), ("test", test)):
@@ -49,12 +50,18 @@ def fields_by_user(
 
 
 def read_leaf(name: str, root: str | None, encode: Encode, more: str = "") -> dict[str, Any]:
-    """Reads the json files of the data set ``name`` of LEAF into fields of a :class:`Source`, with each user as
-    a client.
+    """Reads the json files of a data set of LEAF, and returns the fields of a :class:`Source` by name. Each user is a
+    client.
 
-    Users are sorted by name. ``encode`` turns the x and y of a user into arrays. The files are read from the folder
-    ``root``, or else found on this machine. Raises :class:`UserError`, which names file and user, for damaged files,
-    and for missing ones; ``more`` is added to the message about missing files.
+    The fields are those of :func:`fields_by_user`, ``files`` and ``notes``. Users are sorted by name. Raises
+    :class:`UserError`, which names file and user, for files that are missing or damaged.
+
+    Args:
+        name: the name of the data set in LEAF, such as ``femnist``.
+        root: the folder with the files. If it is None, they are looked for on this machine.
+        encode: a function ``encode(x, y, where)`` that turns the lists x and y of one user into a pair of arrays
+            ``[n, ...]``; ``where`` is the beginning of error messages.
+        more: a text that is added to the message about missing files.
     """
     folders = (name, f"{name}/data", ".", "data")
     layouts = [Layout(folders, ("train/*.json", "test/*.json")), Layout(folders, ("all_data/*.json",))]

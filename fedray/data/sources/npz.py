@@ -21,14 +21,17 @@ ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 
 
 def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Reads the user's arrays from the npz file ``root``: those that are named like the fields of :class:`Source`,
-    such as ``x_train``.
+    """Loads the user's arrays from an npz file, which ``numpy.savez`` writes.
 
-    ``kind`` and ``ignored`` are the configuration's ``task.kind`` and ``task.ignore_index``. The classes are 0 to the
-    largest label in all sets, or the labels' names. Inputs of type uint8 are scaled to 0..1. Other arrays in the file
-    are ignored.
+    The file must have the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``. It may have ``client_train``,
+    ``client_test``, ``x_public``, ``y_public``, ``class_names`` and ``client_names`` (:class:`Source` says what they
+    hold). Other arrays are ignored. Inputs of type uint8 are scaled to 0..1. Raises :class:`UserError`, which names the
+    file, if it can't be read or something in it is wrong.
 
-    Raises :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
+    Args:
+        root: the path of the file; required.
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
+        ignored: the target of tokens that do not count (``task.ignore_index``).
     """
     if root is None:
         raise UserError("data.source=npz needs data.root: the path of the .npz file")

@@ -23,12 +23,16 @@ DRAWING = re.compile(r"\d+_(\d+)\.png")
 
 
 def omniglot(root: str | None, image_size: int | None) -> Source:
-    """Loads Omniglot, drawings of characters: uint8 [1, 28, 28], or of ``image_size`` (``data.image_size``) pixels,
-    with bright ink on black.
+    """Loads Omniglot, drawings of characters with bright ink on black: uint8 [1, 28, 28]. Each character is a class.
 
-    A class is a character. Each alphabet was drawn by 20 people, who are clients, except every fifth (5, 10, 15, 20),
-    whose drawings are the test samples. All folders ``images_*`` in ``root`` are read; without ``root``, the files are
-    found on this machine or downloaded. Raises :class:`UserError` for files that are missing or damaged.
+    Each alphabet was drawn by 20 people. A client has one person's drawings of one alphabet. Every fifth person (5, 10,
+    15, 20) is no client: the drawings of these are the test samples. Raises :class:`UserError` for files that are
+    missing or damaged.
+
+    Args:
+        root: the folder with the folders ``images_*``, which are all read. If it is None, they are looked for on this
+            machine, or else downloaded.
+        image_size: the height and width of the images in pixels (``data.image_size``); None means 28.
     """
     found = find_files(
         "omniglot", root, [Layout(("omniglot-py", "omniglot", "."), ("images_*/*/character*/*.png",))],

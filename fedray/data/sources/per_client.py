@@ -1,4 +1,4 @@
-"""Lists with one element for each client: a data set, or a pair of arrays (x, y)."""
+"""Joins lists in which a user hands over a data set, or a pair of arrays (x, y), for each client."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedray.errors import UserError
 
 
 class Pairs(NamedTuple):
-    """The arrays of all clients, joined: the inputs ``x``, the targets ``y``, and ``clients``, the client of
-    each sample."""
+    """The arrays of all clients, joined along their rows: the inputs ``x``, the targets ``y``, and ``clients``, int64
+    [n], the number of the client of each sample."""
 
     x: Any
     y: Any
@@ -25,13 +25,17 @@ class Pairs(NamedTuple):
 
 
 def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
-    """Joins lists with one element for each client: a user may hand over such a list as the training or the test set.
+    """Joins the data of all clients into one set, if a user hands over a list with one element for each client.
 
-    Returns ``data`` and ``test``. If one of them is such a list, either of Datasets or of pairs of arrays (x, y), it is
-    joined into one set, which knows the client of each sample. Otherwise it is returned unchanged. Raises
+    An element is a Dataset, or a pair of arrays (x, y). Returns the training set and the test set: a list of Datasets
+    becomes a :class:`Joined`, and a list of pairs a :class:`Pairs`. Other data are returned unchanged. Raises
     :class:`UserError` for a list of tables, which the user has to join; for a DataLoader and other objects that are
     neither arrays nor data sets; for a Dataset among arrays; for pairs of arrays that could also be single samples; and
     for lists of different numbers of clients.
+
+    Args:
+        data, test: the training and the test set, each as the user hands it over.
+        label_column: the name of the column with the labels, by which DataFrames in a list are known to be tables.
     """
     both = [data, test]
     for place, name in enumerate(("data", "test")):
@@ -52,9 +56,10 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
 
 
 def is_arrays(data: Any) -> bool:
-    """Returns whether ``data``, which a user hands over, is a tuple or list of arrays (x, y) or (x, y, clients).
+    """Returns whether a training or test set that a user hands over is a tuple or list of arrays: (x, y) or (x, y,
+    clients).
 
-    A list of two or three samples, each a pair (x, y), does not count.
+    It is not if all of its elements are pairs, because these are two or three samples (x, y).
     """
     return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
 

@@ -15,13 +15,17 @@ FREE_FOR_RESEARCH = "no formal licence; free for research"
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """A source of data, which is a value of ``data.source``: the function that loads it, and facts about it.
+    """What is known about a source, a value of ``data.source``: the function that loads the data, and facts about the
+    data.
 
-    ``loader`` is the function as ``module:function`` or ``file.py:function``, which is imported when it is used.
-    ``about`` describes the data: samples, shape, classes and clients. ``tested`` says with which files fedray's tests
-    load them. ``variants`` and ``normalizations`` have the allowed values of ``data.variant`` and
-    ``data.normalization``, each with a line about it. The first variant is the default. If there are no variants, the
-    function of a user's source checks ``data.variant`` itself.
+    Args:
+        loader: the function as ``module:function`` or ``file.py:function``. It is imported only when it is used.
+        about: a description of the data: samples, shape, classes and clients.
+        licence: the terms under which the data may be used.
+        tested: the files with which fedray's tests load the data.
+        normalizations: the allowed values of ``data.normalization``, each with a line about it.
+        variants: the allowed values of ``data.variant``, each with a line about it; the first is the default. It is
+            empty for data without variants, and for a user's source, whose function checks ``data.variant`` itself.
     """
 
     loader: str
@@ -32,11 +36,10 @@ class SourceEntry:
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def variant(self, name: str, asked: str | None) -> str | None:
-        """Returns the variant of this source that is loaded: ``asked``, which is the value of ``data.variant``, or the
-        default if it is None.
+        """Checks the value of ``data.variant``, and returns the variant of this source that is to be loaded.
 
-        The result is None for a source without variants. ``name`` is the source's name. Raises :class:`UserError` for a
-        variant that the source does not have.
+        This is ``asked``, the value that the user has set; if it is None, the default variant, or None if there is no
+        default. ``name`` is the source's name. Raises :class:`UserError` for a variant that the source does not have.
         """
         if asked is not None and not self.variants and name in SOURCES:
             raise UserError(f"data.variant: the source {name} has no variants")
@@ -45,8 +48,8 @@ class SourceEntry:
         return asked or next(iter(self.variants), None)
 
     def check_normalization(self, name: str, asked: str) -> None:
-        """Raises :class:`UserError` if this source, called ``name``, does not know the value ``asked``
-        of ``data.normalization``."""
+        """Checks that ``asked``, the value of ``data.normalization``, is one that this source, called ``name``, has.
+        Raises :class:`UserError` otherwise."""
         if asked not in self.normalizations:
             hint = near_miss(asked, self.normalizations)
             raise UserError(f"data.normalization: the source {name} has no {asked!r}{hint}")
@@ -210,8 +213,7 @@ SOURCES = {
 
 
 def entry_of(name: str) -> SourceEntry:
-    """Returns what is known about the source ``name`` (``data.source``): one that comes with fedray, or a
-    user-defined function.
+    """Returns what is known about the source ``name`` (``data.source``): one of fedray's, or a user-defined function.
 
     Raises :class:`UserError` if there is no such source. No module is imported and no data are read.
     """
@@ -225,9 +227,10 @@ def entry_of(name: str) -> SourceEntry:
 
 
 def check_source(data: DataConfig) -> None:
-    """Checks the source that the section ``data`` of a configuration names, before anything is loaded.
+    """Checks the source that a configuration names in its section ``data``, before any data are loaded.
 
-    Raises :class:`UserError` if there is no such source, or if the source lacks the variant or the normalization.
+    Raises :class:`UserError` if there is no such source, or if it does not have the variant or the normalization that
+    the section asks for.
     """
     entry = entry_of(data.source)
     entry.variant(data.source, data.variant)

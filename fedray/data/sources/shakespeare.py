@@ -35,13 +35,16 @@ CODES[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(len(CHARACTERS))
 
 
 def shakespeare(root: str | None, variant: str) -> Source:
-    """Loads Shakespeare's plays: samples of 80 characters that a role says, int8 [80], with the next character as the
-    target, one of 80. Each role is a client.
+    """Loads Shakespeare's plays, to predict the next character (one of 80) after 80 characters of a role's text.
 
-    With ``variant`` (``data.variant``) ``leaf`` the samples are in LEAF's files. With ``plays`` and ``tiny`` they are
-    cut from texts: every character of a role's speeches that has 80 before it is a target, and the last fifth of the
-    speeches gives the test samples. The files are read from the folder ``root``, or else found on this machine. Raises
-    :class:`UserError` for files that are missing or damaged.
+    Inputs are int8 [80], the numbers of the characters. Each role is a client. Raises :class:`UserError` for files that
+    are missing or damaged.
+
+    Args:
+        root: the folder with the files. If it is None, they are looked for on this machine.
+        variant: which files to read (``data.variant``): ``leaf``, LEAF's json files, which hold samples; or ``plays``
+            or ``tiny``, texts of plays. In these every character of a role that has 80 before it is a target, and the
+            last fifth of a role's text gives its test samples.
     """
     if variant == "leaf":
         fields = read_leaf("shakespeare", root, _encode, "; data.variant=plays and tiny read texts")
@@ -53,8 +56,8 @@ def shakespeare(root: str | None, variant: str) -> Source:
 def _of_texts(
     root: str | None, layout: Layout, wanted: str, address: str, speeches: Callable[[Path], Iterator[tuple[str, str]]]
 ) -> dict[str, Any]:
-    """Returns the fields of a Source from texts of plays. ``speeches`` yields pairs of a role and its words from
-    one text."""
+    """Returns the fields of a Source, by name, from texts of plays. ``speeches`` yields pairs of a role and words that
+    it says, from one text."""
     found = find_files("shakespeare", root, [layout], wanted, address)
     said: dict[str, list[str]] = {}
     for path in found.paths:

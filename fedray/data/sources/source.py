@@ -24,11 +24,11 @@ from fedray.usercode.importing import as_user_error, import_object
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Training and test samples, before they are partitioned among clients. A user-defined source returns one, or a
-    dict of its fields.
+    """The training and test samples of a data set, before they are partitioned among clients.
 
-    Labels and clients may be names (texts, booleans, pandas' categories) until :func:`validate` has numbered them.
-    Labels that are floats must be whole.
+    A user-defined source (a function that loads data) returns a Source, or a dict of its fields. Labels and clients may
+    be names (texts, booleans, pandas' categories) until :func:`validate` has numbered them. Labels that are floats must
+    be whole.
 
     Args:
         name: what messages and tables call the data.
@@ -40,15 +40,16 @@ class Source:
         scale, shift: float32 [channels], or None. A model's input is float32(x) * scale + shift along axis 1, which for
             images is (x/255 - mean) / std. For a tuple or dict of inputs, they are a tuple or dict of the same
             structure.
-        client_train, client_test: int64 [n], the client of each sample, for the partition ``natural``. In the test set
-            -1 means that no client has the sample.
-        x_public, y_public: a public set that comes with the source.
+        client_train, client_test: int64 [n], the client of each sample, for the partition ``natural``; None if the data
+            come without clients. In the test set -1 means that no client has the sample.
+        x_public, y_public: the public set, if the data come with one: samples that belong to no client, on which the
+            server may train.
         class_names: the names of the classes, in the order of the labels; None if they have no names.
         client_names: the names of the clients, in the order of their numbers; None if they have no names.
         files: for a source that comes with fedray, the :func:`~fedray.data.storage.cache.file_stamp` of each file that
             was read.
         task: the kind of task; with ``auto`` it is found from the targets.
-        notes: lines that the user should know. Those that begin with ``warning: `` are warnings.
+        notes: messages for the user. Those that begin with ``warning: `` are warnings.
 
     Example:
         >>> x, y = np.zeros((4, 2), np.float32), np.arange(4) % 2
@@ -84,8 +85,8 @@ class Source:
 
     @property
     def public_by_default(self) -> int:
-        """The default number of samples in the public set: the size of the public set that comes with the source, or
-        else a tenth of the number of training samples."""
+        """The default number of samples in the public set, on which the server may train: the size of the public set if
+        the data come with one, or else a tenth of the number of training samples."""
         return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
 
 
@@ -100,17 +101,20 @@ def load_source(
     access: str = AUTO,
     variant: str | None = None,
 ) -> Source:
-    """Loads and checks the data of the source ``name``. The source's function gets only the arguments that are in
-    its signature.
+    """Loads the data of the source ``name``, checks them, and returns them as a :class:`Source`.
+
+    Each source is a function that loads data. It is called only with those arguments below that are in its signature.
 
     Args:
         name: one of :data:`SOURCES`, or a user-defined function as ``file.py:function`` or ``module:function``. The
             function returns a :class:`Source`, or a dict of its fields, which need not have ``name`` and ``classes``.
-        root: ``data.root``. In a user-defined function this argument may have any name.
-        normalization: ``data.normalization``. If the function does not take it, fedray scales the inputs.
-        kind, ignored: ``task.kind`` and ``task.ignore_index``.
-        image_size, access, variant: the keys of these names in the section ``data``.
-        columns: the columns that the user named.
+        root: the folder or file with the data (``data.root``). In a user-defined function it may have any name.
+        normalization: how inputs are scaled (``data.normalization``). If the function does not take it, fedray scales
+            them.
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
+        ignored: the target of tokens that do not count (``task.ignore_index``).
+        image_size, access, variant: the keys of these names in the section ``data`` of the configuration.
+        columns: the columns of a table that hold the targets, the clients and the inputs; None for the default ones.
 
     Raises:
         UserError: there is no such source, it can't be imported, it raises an error, its data are wrong, or an argument
@@ -167,9 +171,10 @@ def _arguments(name: str, entry: SourceEntry, parameters: list[str], offered: di
 
 
 def source_of(data: DataConfig, task: TaskConfig) -> Source:
-    """Loads and checks the data of the source that a configuration names, as :func:`load_source` does.
+    """Loads and checks the data of the source that a configuration names (``data.source``), as :func:`load_source`
+    does.
 
-    ``data`` and ``task`` are the sections of the configuration.
+    ``data`` and ``task`` are the sections of these names in the configuration.
     """
     return load_source(
         data.source, data.root, data.normalization, task.kind, task.ignore_index, data.image_size, Columns.of(data),
@@ -180,15 +185,16 @@ def source_of(data: DataConfig, task: TaskConfig) -> Source:
 def from_fields(
     name: str, given: Mapping[str, Any], where: str | None = None, kind: str = AUTO, ignored: int = IGNORED
 ) -> Source:
-    """Makes a checked :class:`Source` from a mapping of its fields, such as a user's source returns.
+    """Makes a checked :class:`Source` from a mapping of its fields, such as the dict that a user's source returns.
 
     Inputs of type uint8 are scaled to 0..1, because they usually are images, unless ``scale`` or ``shift`` is given.
 
     Args:
         name: the source's name, unless ``given`` has one.
         given: the fields, of which ``x_train``, ``y_train``, ``x_test`` and ``y_test`` are required.
-        where: the beginning of messages, such as a file; ``name`` if it is None.
-        kind, ignored: ``task.kind`` and ``task.ignore_index``.
+        where: the beginning of error messages, such as a file; ``name`` if it is None.
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
+        ignored: the target of tokens that do not count (``task.ignore_index``).
 
     Raises:
         UserError: a field is unknown, missing or wrong; the message names array and row.
@@ -224,12 +230,13 @@ def _agreed(where: str, of_data: str | None, asked: str) -> str:
 
 
 def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Checks a :class:`Source`, and returns it with its arrays in the dtypes that the class promises.
+    """Checks the data in a :class:`Source`, and returns a new one whose arrays have the dtypes that the class promises.
 
     Args:
-        source: the source, in which labels and clients may be names; the result has them as numbers.
-        where: the beginning of messages; the source's name if it is None.
-        kind, ignored: ``task.kind`` and ``task.ignore_index``.
+        source: the source, in which labels and clients may be names; in the result they are numbers.
+        where: the beginning of error messages; the source's name if it is None.
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
+        ignored: the target of tokens that do not count (``task.ignore_index``).
 
     Raises:
         UserError: something is wrong; the message names array and row.

@@ -35,13 +35,15 @@ SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
-    """Loads sentences of questions and answers, to predict each next word. Each user is a client.
+    """Loads sentences of questions and answers by users of a Stack Exchange site, to predict each next word.
 
-    x is int32 [20], the words of a sentence, and y is int64 [20], the word after each word of x. Short sentences are
-    padded with 0 in x, and with ``ignored`` (``task.ignore_index``) in y, so that padding does not count. The last
-    fifth of each user's posts gives the test samples. Posts without an owner and code blocks are left out. The file
-    ``Posts.xml`` is read from the folder ``root``, or else found on this machine. Raises :class:`UserError` for a file
-    that is missing or damaged.
+    Each user is a client. x is int32 [20], the numbers of the words of a sentence, and y is int64 [20], the word after
+    each word of x. Short sentences are padded. The last fifth of each user's posts gives the test samples. Posts
+    without an owner and code blocks are left out. Raises :class:`UserError` for a file that is missing or damaged.
+
+    Args:
+        root: the folder with the file ``Posts.xml``. If it is None, the file is looked for on this machine.
+        ignored: the padding of y, which counts in no loss and no metric (``task.ignore_index``). x is padded with 0.
     """
     found = find_files(
         "stackoverflow", root, [Layout(("stackoverflow", "stackexchange", "."), ("Posts.xml",))],

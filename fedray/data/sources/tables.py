@@ -12,12 +12,16 @@ from fedray.errors import UserError
 
 
 def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bool = True) -> tuple[Any, ...]:
-    """Reads the inputs, the targets and the clients of samples from a DataFrame with a row for each sample.
+    """Reads the inputs, the targets and the clients of samples from a DataFrame, in which each row is a sample.
 
-    Returns the inputs as float32 ``[n, columns]``, the targets as a column and, if there is a column of clients,
-    that column. ``name`` is what messages call the table. With ``has_clients``, the column of clients that the user
-    named must exist. Raises :class:`UserError`, which names the column, if a column is missing, exists twice, or is
-    not numeric.
+    Returns a tuple: the inputs, float32 ``[n, columns]``; the column of targets; and, if there is one, the column of
+    clients. Raises :class:`UserError`, which names the column, if a column is missing, exists twice, or is not numeric.
+
+    Args:
+        frame: the table.
+        name: what error messages call it.
+        columns: which columns hold the targets, the clients and the inputs.
+        has_clients: whether a column of clients that the user named must exist; false for a test set.
     """
     client, inputs = columns.find(list(frame.columns), name, has_clients)
     features = frame[inputs]
@@ -43,12 +47,11 @@ def _require_numbers(values: pd.Series, name: str) -> None:
 def with_columns_of(
     data: pd.DataFrame, test: pd.DataFrame, columns: Columns | None = None, names: tuple[str, str] = ("data", "test")
 ) -> pd.DataFrame:
-    """Returns the table ``test`` with its columns in the order of those of ``data``, since a model knows inputs by
-    their order.
+    """Returns the table ``test`` with its columns in the order of ``data``, the training set's table.
 
-    ``columns`` says which columns are not inputs and need not be in both tables; if it is None, all columns are inputs.
-    ``names`` are what messages call the two tables. Raises :class:`UserError` if one table lacks an input that the
-    other has.
+    The order matters because a model tells its inputs apart by their order. ``columns`` says which columns are not
+    inputs, and need not be in both tables; if it is None, all columns are inputs. ``names`` is what error messages call
+    the two tables. Raises :class:`UserError` if one table lacks an input that the other has.
     """
     others = [] if columns is None else list(dict.fromkeys([columns.target, columns.client or CLIENT]))
     wanted = [column for column in data.columns if column not in others]

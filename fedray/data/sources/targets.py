@@ -25,10 +25,13 @@ LISTED = 5
 class Targets(NamedTuple):
     """The checked targets of a data set's training, test and public set.
 
-    ``kind`` is the kind of task. ``arrays`` has the targets by name, such as ``y_train``: int64 ``[n]`` for
-    ``classification`` and ``[n, ...]`` for ``tokens``, float32 ``[n, ...]`` for ``multilabel`` and ``regression``.
-    ``classes`` is the number of classes of a sample or token, or how many numbers a target has. ``class_names`` are the
-    names of the classes, or None if they have none. ``notes`` are lines that the user should know.
+    Args:
+        kind: the kind of task, such as ``classification``.
+        arrays: the targets by name, such as ``y_train``: int64 ``[n]`` for ``classification`` and ``[n, ...]`` for
+            ``tokens``, float32 ``[n, ...]`` for ``multilabel`` and ``regression``, and any numbers for ``other``.
+        classes: the number of classes of a sample or token; in other tasks how many numbers a target has.
+        class_names: the names of the classes, or None if they have none.
+        notes: messages for the user.
     """
 
     kind: str
@@ -46,13 +49,16 @@ def read_targets(
     names: Sequence[str] | None = None,
     ignored: int = IGNORED,
 ) -> Targets:
-    """Reads the targets of each set, as a user or a source gives them, into the form that the task needs.
+    """Converts the targets in each set of samples, as a user or a source gives them, to the form that the task needs.
 
-    ``given`` has the targets by name, ``y_train`` first. ``kind`` is the kind of task; with ``auto`` it is found from
-    the first array. ``classes`` and ``names`` are the number and the names of the classes, or None if the user has not
-    set them. ``ignored`` is the target of tokens that do not count.
+    Raises :class:`UserError`, which names array and row, for anything that is wrong.
 
-    Raises :class:`UserError`, which begins with ``where`` and names array and row, for anything that is wrong.
+    Args:
+        where: the beginning of error messages.
+        given: the targets by the name of the array; the training set's are first (``y_train``).
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the first array.
+        classes, names: the number and the names of the classes, or None if the user has not set them.
+        ignored: the target of tokens that do not count in losses and metrics.
     """
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
     first, notes, asked = next(iter(given)), [], kind

@@ -16,12 +16,14 @@ ANNOTATIONS = "val/val_annotations.txt"
 
 
 def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
-    """Loads Tiny-ImageNet: photographs, uint8 [3, 64, 64], or of ``image_size`` (``data.image_size``) pixels, in
-    200 classes.
+    """Loads Tiny-ImageNet: photographs, uint8 [3, 64, 64], in 200 classes. Images are read when they are used.
 
-    The test set is the publisher's ``val``, because its ``test`` has no labels. The files are searched for in the
-    folder ``root``, or else on this machine; images are read when they are used. Raises :class:`UserError` for files
+    The test set is the publisher's ``val``, because its ``test`` has no labels. Raises :class:`UserError` for files
     that are missing or contradict each other.
+
+    Args:
+        root: the folder with the files. If it is None, they are looked for on this machine.
+        image_size: the height and width of the images in pixels (``data.image_size``); None means 64.
     """
     place = find_files(
         "tiny_imagenet", root, [Layout((FOLDER, "."), ("wnids.txt",))],

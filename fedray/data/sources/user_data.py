@@ -39,14 +39,16 @@ def user_source(
 ) -> Source:
     """Makes a checked :class:`Source` from the data that a user hands over to ``simulate`` or ``tune`` from Python.
 
-    Labels and clients may have names, which are numbered and kept.
+    Labels and clients may be names. These are numbered, and the Source has the list of names.
 
     Args:
         data, test: the training and the test set, in any of the forms that simulate() takes; ``test`` is None if
             ``data`` is a Source.
-        client_column, label_column: columns of a DataFrame or a Hugging Face Dataset.
-        normalization, access, image_size: the keys of these names in the section ``data``.
-        kind, ignored: ``task.kind`` and ``task.ignore_index``.
+        client_column, label_column: the names of the columns with the clients and the labels, in DataFrames and Hugging
+            Face Datasets. If ``client_column`` is None, it is ``client``, if there is such a column.
+        normalization, access, image_size: the keys of these names in the section ``data`` of the configuration.
+        kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
+        ignored: the target of tokens that do not count (``task.ignore_index``).
 
     Raises:
         UserError: something is wrong with the data; the message names set, column and row where possible.

@@ -18,8 +18,11 @@ from fedray.errors import UserError
 
 
 class Joined:
-    """A list of Datasets, one for each client, joined into one Dataset. The attribute ``clients`` (int64) has the
-    client of each item."""
+    """A user's list of Datasets, one for each client, joined into one Dataset.
+
+    ``clients``, int64 [n], has the number of the client of each item. Error messages call the list ``name``. Raises
+    :class:`UserError` if one of the Datasets is empty, or has an attribute ``clients`` itself.
+    """
 
     def __init__(self, datasets: Sequence[Any], name: str) -> None:
         self.datasets = list(datasets)
@@ -44,10 +47,9 @@ class Joined:
 
 
 def is_dataset(data: Any) -> bool:
-    """Returns whether ``data``, which a user hands over, is a Dataset such as torch's: an object with a length
-    and indices.
+    """Returns whether an object that a user hands over is a Dataset such as torch's, which has a length and indices.
 
-    Arrays, Python sequences and dicts are not, although they have a length and indices, too.
+    Arrays, Python sequences and dicts are not Datasets, although they have a length and indices, too.
     """
     if isinstance(data, (Sequence, Mapping, np.ndarray)) or hasattr(data, "__array__"):
         return False
@@ -55,18 +57,18 @@ def is_dataset(data: Any) -> bool:
 
 
 def is_loader(data: Any) -> bool:
-    """Returns whether ``data`` is a torch DataLoader, which fedray can't use because it yields mini-batches instead
-    of items."""
+    """Returns whether an object is a torch DataLoader, which fedray can't use because it yields mini-batches, not
+    items."""
     return _is(data, "DataLoader")
 
 
 def list_of(dataset: Any, attribute: str, name: str) -> Any:
-    """Returns the values that a Dataset lists for all items in ``attribute``, such as ``targets``, so that items need
-    not be read.
+    """Looks for a list of values for all items of a Dataset, such as their targets, so that no item has to be read.
 
-    If the Dataset has no such list, but contains other Datasets (as torch's Subset and ConcatDataset do), the values
-    are taken from their lists. Returns None if it contains none, or if one of those has no list, either. But if only
-    some of them list ``clients``, :class:`UserError` is raised. ``name`` is what messages call the Dataset.
+    The list is the Dataset's attribute ``attribute``, such as ``targets``. If the Dataset has no such attribute, but
+    contains other Datasets (as torch's Subset and ConcatDataset do), their lists are combined. Returns None if there is
+    no list, or not for all items. But if only some of the inner Datasets list ``clients``, :class:`UserError` is
+    raised. Error messages call the Dataset ``name``.
     """
     listed = getattr(dataset, attribute, None)
     if listed is not None:
@@ -85,17 +87,17 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
 
 
 def classes_of(dataset: Any) -> list[type]:
-    """Returns the Python types of a Dataset and of the Datasets within it, each once."""
+    """Returns the Python types of a Dataset and of those that it contains (as torch's Subset does), each once."""
     inner = [cls for part in _parts(dataset) for cls in classes_of(part)]
     return list(dict.fromkeys([type(dataset), *inner]))
 
 
 def mark_of(dataset: Any, methods: Sequence[str]) -> str | None:
-    """Returns a text that changes when the items of a Dataset change, as far as the Dataset can tell.
+    """Returns a text that changes when the items of a Dataset change, as far as its own methods can tell.
 
-    It is the result of the first of ``methods``, such as ``digest``, that the Dataset has. If it has none, the texts
-    of all Datasets within it are combined. Returns None if there is nothing to combine, or if one of these Datasets
-    has no text.
+    It is the result of the first of ``methods``, such as ``digest``, that the Dataset has. If it has none, but contains
+    other Datasets (as torch's Subset does), their texts are combined. Returns None if there is no text, or if one of
+    these Datasets has none.
     """
     for name in methods:
         method = getattr(dataset, name, None)

@@ -1,4 +1,5 @@
-"""Decides where the samples of a run are read from (``data.access``)."""
+"""Decides where the samples of a run are read from (``data.access``): memory, memory-mapped files, or a Dataset, item
+by item."""
 
 from __future__ import annotations
 
@@ -25,11 +26,8 @@ LARGE = 0.5
 
 
 def arrays_of(data: FederatedData) -> dict[str, Any]:
-    """Returns the inputs and targets of the training and test samples in ``data``, which are the arrays that may be
-    mapped from files.
-
-    The keys are ``x``, ``y``, ``x_test`` and ``y_test``.
-    """
+    """Returns the inputs and targets of ``data``, which may be moved to memory-mapped files, as a dict with the keys
+    ``x``, ``y`` (training samples), ``x_test`` and ``y_test``."""
     return {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
 
 
@@ -38,11 +36,17 @@ def with_access(
 ) -> tuple[FederatedData, str, tuple[str, ...]]:
     """Moves the samples of a run to where ``data.access`` says: into memory, or into files that are mapped into memory.
 
-    Returns ``data`` with its samples there, the place where they are now (``memory``, ``mapped``, or ``lazy`` for
-    samples that are still read one by one), and lines for the user. ``asked`` is the value of ``data.access``.
-    ``key()`` returns a digest of the samples, after which the folder of their files is named, and
-    ``map_all(arrays, folder)`` maps them from these files. Raises :class:`UserError` if samples can't be read
-    or written.
+    Returns three things: ``data`` with its samples moved; where they are now (``memory``, ``mapped``, or ``lazy`` for
+    samples that are still read one by one); and lines to show to the user.
+
+    Args:
+        data: the data set, with samples in memory or in mapped files, or samples that are read one by one.
+        asked: the value of ``data.access``: ``memory``, ``mapped``, ``lazy`` or ``auto``.
+        key: ``key()`` returns a digest of the samples, after which the folder of their files is named.
+        map_all: ``map_all(arrays, folder)`` maps the arrays from files in ``folder``, which it writes if necessary.
+
+    Raises:
+        UserError: samples can't be read or written, or ``lazy`` is asked for samples that are in arrays.
     """
     arrays = arrays_of(data)
     lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())

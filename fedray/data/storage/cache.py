@@ -17,22 +17,21 @@ REMEMBERED = 1000
 
 
 def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
-    """Returns a stamp of a file, which shows whether the file has changed without hashing its content.
+    """Returns a tuple that changes when a file changes, so that its content need not be hashed to notice that.
 
-    The stamp is a tuple of the path, the size, the times of the last changes of the content and of the inode (in
-    nanoseconds), and the inode number. Call this before the file is read, so that a change during the reading is
-    noticed, too.
+    The tuple has the path, the size, the times of the last changes of the content and of the inode (in nanoseconds),
+    and the inode number. Call this before the file is read, so that a change during the reading is noticed, too.
     """
     found = path.stat()
     return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def remembered(what: Any, make: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Returns the digests that ``make()`` computes, by name, and remembers these in the user's cache.
+    """Returns the digests that ``make()`` computes, a dict by name, and keeps them in the user's cache for later calls.
 
-    If ``make()`` was called for the same ``what`` before, even by another process, the remembered digests are
-    returned and nothing is computed. ``what`` names everything that the digests depend on, as numbers and texts. For
-    files use :func:`file_stamp`.
+    If ``make()`` was called for the same ``what`` before, even by another process, the digests come from the cache and
+    nothing is computed. ``what`` is a list of numbers and texts that contains everything on which the digests depend.
+    For a file this is its :func:`file_stamp`.
     """
     memory = cache_folder() / "contents.json"
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Digests of a data set. They show whether a run folder was made from other data.
+"""Digests of a data set. They show whether the results in a run's folder were made from other data.
 
 Samples are hashed in memory, at 1.8 GB a second (SHA-256, measured). If a source was read from files, the digests are
 kept in a cache under the files' sizes and times, so that samples are hashed only once.
@@ -27,10 +27,11 @@ PARTS = {
 
 
 def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
-    """Returns the digests of a data set, by which a run is later compared with another one: a sha256, as hexadecimal
-    digits, by the name of each part.
+    """Returns digests of the parts of a data set, so that two runs can be compared: a dict with a sha256 in hexadecimal
+    digits for the name of each part.
 
-    The parts are ``training data``, ``test data`` and, where they exist, ``public data``, ``client assignment`` and
+    ``source`` is the data set as it was read, and ``data`` is the same partitioned among clients. The parts are
+    ``training data``, ``test data`` and, where they exist, ``public data``, ``client assignment`` and
     ``names of classes and clients``; also ``normalisation``, which is how the inputs are scaled, and ``partition``.
     """
     # the arrays of the same targets depend on the kind of task
@@ -45,10 +46,11 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
 
 
 def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
-    """Returns a digest of the samples in ``data``, from which the folder that holds them as mapped files gets its name.
+    """Returns a digest of the samples in ``data`` (32 hexadecimal digits), after which the folder of memory-mapped
+    files with these samples is named.
 
-    ``digests`` are those of the source of ``data`` (:func:`data_digests`). Raises :class:`UserError` for items that are
-    read one by one, if nothing shows whether they have changed.
+    ``digests`` are those of the source of ``data`` (:func:`data_digests`). Raises :class:`UserError` if samples are
+    read one by one from a Dataset that can't tell whether they have changed (:meth:`LazyItems.stamp`).
     """
     parts = {name: digests[name] for name in PARTS if name in digests and name != "client assignment"}
     # the samples of a public set are in ``data`` only if it is used

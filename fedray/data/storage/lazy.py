@@ -58,12 +58,13 @@ class ItemTargets(NamedTuple):
 
 
 class LazyItems:
-    """The inputs x of a torch Dataset whose items are pairs (x, y), or of any other object with ``len`` and indices. An
-    item is read only when it is used.
+    """The inputs x of a torch Dataset of pairs (x, y), each of which is read only when it is used. The Dataset may be
+    any object with ``len`` and numbered items.
 
     ``name`` is the Dataset's name in error messages. The attribute ``first`` is the input of item 0, an array
-    ``[1, ...]`` or a tuple or dict of such arrays. All other items must have the same shapes and types. :meth:`checked`
-    returns an object that also compares the y of each item that it reads with the target that is known for it.
+    ``[1, ...]`` or a tuple or dict of such arrays. All other inputs must have the same shapes and types.
+    :meth:`checked` returns an object that also compares the y of each item that it reads with the target that is known
+    for it.
     """
 
     def __init__(self, dataset: Indexed, name: str) -> None:
@@ -87,7 +88,7 @@ class LazyItems:
     def checked(self, targets: ItemTargets) -> LazyItems:
         """Returns a copy of this object whose :meth:`read` also checks the target of each item that it reads.
 
-        The target must equal the one in ``targets``, which partitions and losses use.
+        The item's target must equal its entry in ``targets``, which are the targets that partitions and losses use.
         """
         found = copy.copy(self)
         found.targets = targets._replace(values=as_array(self.name, targets.listed or "the targets", targets.values))
@@ -150,8 +151,8 @@ class LazyItems:
         return bool(getattr(self.dataset, "parallel", False))
 
     def stamp(self) -> str:
-        """Returns a text that changes if any item may have changed. It decides whether an earlier copy of the items in
-        mapped files is used again.
+        """Returns a text that changes if any item may have changed. If it is unchanged, an earlier copy of the items in
+        memory-mapped files is used again.
 
         The text is the result of the Dataset's method ``stamp``, or else of its method ``digest``. Raises
         :class:`UserError` if the Dataset has neither.
@@ -195,8 +196,8 @@ def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
 
 
 def targets_of(dataset: Indexed, name: str) -> ItemTargets:
-    """Returns the targets of all items of a Dataset, from the list in its attribute ``targets`` or ``labels`` if there
-    is one.
+    """Returns the targets of all items of a Dataset, if possible from a list in its attribute ``targets`` or
+    ``labels``, so that not every item must be read.
 
     The list is compared with a few items, and is not used if one of these has a different target, for example because
     targets are transformed. The other items are compared when they are read (:meth:`LazyItems.checked`). Without a list

@@ -1,4 +1,4 @@
-"""Arrays in files that are mapped into memory: one copy on a machine, which all its processes read.
+"""Arrays in files that are mapped into memory: a machine has one copy, which all its processes read.
 
 ``columns.json``, in the folder of these files, holds the version of the layout and the sha256 of each file. Each
 machine hashes a file once, and again when the file's size, times or inode have changed.
@@ -71,18 +71,18 @@ class MappedFile:
 
 
 def is_mapped(array: Any) -> bool:
-    """Returns whether ``array`` is mapped from a file and contains all of the file's values, so that the path of the
-    file can stand for the array."""
+    """Returns whether ``array`` is mapped from a file that holds nothing else. If so, the file's path can be sent to
+    another process in place of the array."""
     if not isinstance(array, np.memmap) or array.filename is None:
         return False
     return array.offset + array.nbytes == os.path.getsize(array.filename)
 
 
 def shipped(array: Any) -> Any:
-    """Returns the object that is sent to another process in place of ``array``; :func:`received` turns it back there.
+    """Returns what to send to another process in place of ``array``, so that samples in a file need not be copied.
 
-    It is a :class:`MappedFile` if the array is mapped from a file, so that its samples are not copied, or else
-    the array.
+    It is a :class:`MappedFile` if the array is mapped from a file, and otherwise the array itself. In the other process
+    :func:`received` turns it into the array again.
     """
     if not is_mapped(array):
         return array
@@ -92,8 +92,8 @@ def shipped(array: Any) -> Any:
 
 
 def open_file(path: Path) -> np.ndarray:
-    """Returns the array in ``path``, mapped into memory. ``path`` is a file in a folder that :func:`describe_folder`
-    has described.
+    """Returns the array in the file ``path``, mapped into memory. The file must be listed in ``columns.json`` in its
+    folder (:func:`describe_folder`).
 
     Raises :class:`UserError` if the folder does not list the file, or if the file has changed since it was written.
     """
@@ -104,14 +104,16 @@ def open_file(path: Path) -> np.ndarray:
 
 
 def received(shipped: Any) -> Any:
-    """Returns the array that another process sent as the result of :func:`shipped`: a mapped file is opened here."""
+    """Returns the array for ``shipped``, which another process has made by :func:`shipped`. If it is a
+    :class:`MappedFile`, the file is opened on this machine."""
     return shipped.open() if isinstance(shipped, MappedFile) else shipped
 
 
 def file_names(name: str, tree: Any) -> list[str]:
-    """Returns the names of the files for the inputs or targets ``name``, one for each array in ``tree``.
+    """Returns the names of the files that hold the inputs or targets ``tree`` (arrays), one name for each array.
 
-    They are ``x.npy`` for a single array, and ``x-0.npy``, ``x-1.npy``, ... for a tuple or dict of arrays.
+    ``name`` is what ``tree`` is called, such as ``x``. The files are ``x.npy`` for a single array, and ``x-0.npy``,
+    ``x-1.npy``, ... for a tuple or dict of arrays.
     """
     count = len(leaves(form_of(tree)))
     return [f"{name}.npy"] if count == 1 else [f"{name}-{place}.npy" for place in range(count)]
@@ -141,10 +143,10 @@ def describe_folder(folder: Path, names: list[str]) -> None:
 
 
 def recorded_sums(folder: Path) -> dict[str, str]:
-    """Returns the sha256 of each file in a folder of mapped arrays, by file name, as recorded when the files
+    """Returns the sha256 of each file in a folder of mapped arrays, a dict by file name, as they were when the files
     were written.
 
-    Raises :class:`UserError` if the record ``columns.json`` is damaged, or was written by another version of fedray.
+    Raises :class:`UserError` if ``columns.json``, which lists them, is damaged or from another version of fedray.
     """
     try:
         found = json.loads((folder / COLUMNS).read_text())

@@ -40,9 +40,10 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class Filling:
-    """Copies the items of a Dataset into files that already have their final size, one file for each array of an input.
+    """Copies the items of a Dataset into files that already have their final size. There is one file if an item's input
+    is an array, or one for each array of a tuple or dict.
 
-    ``items`` are read one by one, and ``files`` are the paths of the files. ``starts`` has, for each file, the number
+    ``items`` are the Dataset's items, and ``files`` the paths of the files. ``starts`` has, for each file, the number
     of bytes before the first item. Items are copied in chunks of ``size`` items; the last chunk may have fewer.
     """
 
@@ -85,7 +86,8 @@ Progress = Callable[[int, int], None]
 
 
 def readers_here() -> list[Reader]:
-    """Returns the functions that read chunks of items in this process, one for each processor of this machine."""
+    """Returns functions ``reader(filling, chunk)`` that read a chunk of items in this process. There is one for each
+    processor of this machine, and they are used in parallel."""
     return [Filling.load] * (os.cpu_count() or 1)
 
 
@@ -106,13 +108,18 @@ def map_arrays(
 ) -> dict[str, Any]:
     """Writes samples into the files of ``folder``, if they are not there yet, and returns them mapped into memory.
 
-    ``arrays`` has, by name, arrays, tuples and dicts of arrays, or items that are read one by one. The result has the
-    same names and structures. The name of ``folder`` depends on the content (:func:`folder_of`).
-    ``progress(done, total)`` is called during the writing with numbers of items. ``readers(path)`` returns the
-    functions that read items in parallel; ``path`` is the folder in which the files are while they are written.
+    The result has the names and structures of ``arrays``. Items that were read before an error are kept, and the next
+    call continues from there.
 
-    Raises :class:`UserError` if the disk is too small, if an item can't be read, or if the folder was written by
-    another version of fedray. Items that were read before an error are kept, and the next call continues from there.
+    Args:
+        arrays: by name, arrays, tuples and dicts of arrays, or items that are read one by one (:class:`LazyItems`).
+        folder: the folder, whose name depends on the content of the arrays (:func:`folder_of`).
+        progress: ``progress(done, total)`` is called during the writing with numbers of items.
+        readers: ``readers(path)`` returns functions like those of :func:`readers_here`, which read items in parallel;
+            ``path`` is the folder in which the files are while they are written.
+
+    Raises:
+        UserError: the disk is too small, an item can't be read, or another version of fedray has written the folder.
     """
     if not (folder / COLUMNS).exists():
         try:
@@ -181,8 +188,8 @@ def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, 
 
 
 def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Filling, set[int]]:
-    """Prepares ``files`` for the items. Returns their :class:`Filling`, and the numbers of the chunks that are already
-    in the files.
+    """Prepares ``files`` for the items. Returns the :class:`Filling` that copies the items into them, and the numbers
+    of the chunks that are already in the files.
 
     ``journal`` lists these chunks, below a line with the size of a chunk and the number of items. If there is no
     journal, or this line differs, the files are made again.

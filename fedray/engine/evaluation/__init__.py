@@ -1,1 +1,1 @@
-"""Evaluates models on the test set and on clients' shares of it."""
+"""Evaluates models, on the whole test set and on the test samples of single clients."""

@@ -1,4 +1,5 @@
-"""Evaluates the models at the end of a round: cuts the evaluation into tasks, and adds up their results."""
+"""Evaluates the models at the end of a round: cuts the evaluation into tasks for the workers, and adds up the
+results."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ RESERVED = frozenset({"test", "validation", "train", "global", "personal", "pers
 
 
 class Accuracies(Observer):
-    """An observer of the run that starts an evaluation of the current models every ``run.eval_every`` rounds and after
-    the last round. The next round does not wait for the evaluation's tasks."""
+    """An observer that starts an evaluation of the current models every ``run.eval_every`` rounds and after the last
+    round. ``queue`` sends the tasks of the evaluation to the workers; the next round need not wait for them."""
 
     def __init__(
         self, state: RunState, experiment: Experiment, scoring: Scoring, data: FederatedData, queue: TaskQueue
@@ -46,12 +47,12 @@ class Accuracies(Observer):
 
 
 class Evaluation:
-    """One evaluation of the models after a round. Its ``tasks`` may be run at any time and in any order, and
-    :meth:`take` takes their results.
+    """One evaluation of the models after a round. Its ``tasks`` may be done at any time and in any order; :meth:`take`
+    must be called with each result.
 
-    ``round`` is the :class:`RoundResult` whose ``metrics`` and ``scores`` are filled in when all tasks' results have
-    been taken. Until then the clients' states must not be deleted. With ``run.eval_test=false`` the test set is not
-    evaluated.
+    When it has all results, it fills in ``metrics`` and ``scores`` of ``round``, the result of the round. Until then
+    the clients' states must not be deleted. ``scoring`` says which clients are scored on their own test samples.
+    ``pool`` sends the models to the workers. With ``run.eval_test=false`` the test set is not evaluated.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class Evaluation:
         self.round.scores = self.scores.rows()
 
     def row(self) -> dict[str, float]:
-        """Returns what the evaluation adds to the round's row of metrics.csv, once all results have been taken: values
-        by column.
+        """Returns what the evaluation adds to the round's row of metrics.csv, as values by column. All results must
+        have been taken.
 
         The columns are metrics of the evaluated model on each split (``test_loss``, ``validation_accuracy``), metrics
         of the further models on the test set (``<model>_accuracy``), and means of the scores of single clients.
@@ -125,10 +126,11 @@ class Evaluation:
 
 
 def recorded_metrics(task: Task, label: str) -> list[str]:
-    """Returns the names of the metrics that metrics.csv has for ``label``, in columns ``<label>_<metric>``. ``label``
-    is a split ("test", "validation" or "train") or the name of a further model.
+    """Returns the names of the metrics for which metrics.csv has columns ``<label>_<metric>``. ``label`` is a split
+    ("test", "validation" or "train") or the name of a further model.
 
-    "test" has the loss and all metrics of ``task``. Other labels have only the main metric and the accuracy.
+    "test" has the loss and all metrics of ``task``. Other labels have only the main metric and the accuracy, as far as
+    the task has them.
     """
     if label == "test":
         return ["loss", *task.metrics]
@@ -139,7 +141,8 @@ def recorded_metrics(task: Task, label: str) -> list[str]:
 
 def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
     """Returns the names of the columns of metrics.csv that not every run has: the user's metrics, the metrics of the
-    algorithm's ``further`` models, scores on clients' test shares, and diagnostics.
+    algorithm's further models (``further`` has the names of these models), scores on clients' test samples, and
+    diagnostics.
 
     Raises :class:`UserError` if a further model has a reserved name (:data:`RESERVED`).
     """

@@ -1,4 +1,5 @@
-"""Scores models for single clients: computes the task's main metric on each client's test share.
+"""Scores models for single clients: computes the task's main metric on each client's test share, the samples of the
+test set that serve as this client's test data.
 
 Every model is scored on the same shares, so that the numbers can be compared. The models are the global model, the
 algorithm's further models, its personal models, and the global model after some steps of local training on each client.
@@ -79,8 +80,8 @@ class Scoring:
         return self.personal or self.finetune_steps > 0
 
     def models(self, further: Sequence[str]) -> list[str]:
-        """Returns the names of all models that are scored: ``global``, the names of the algorithm's ``further`` models,
-        and ``personal`` and ``finetuned`` if the run has such models."""
+        """Returns the names of all models that are scored: ``global``, the algorithm's further models (``further`` has
+        their names), and ``personal`` and ``finetuned`` if the run has such models."""
         own = {"personal": self.personal, "finetuned": self.finetune_steps > 0}
         return [GLOBAL, *further, *(name for name, there in own.items() if there)]
 
@@ -94,11 +95,12 @@ class Scoring:
 
 class ClientScores:
     """The scores of single clients in the evaluation after one round: the main metric of each model on each client's
-    test share.
+    test share, the samples of the test set that serve as this client's test data.
 
-    :meth:`take` must get the results of all :meth:`tasks`, and :meth:`take_each` the results of each model
-    that was evaluated on the whole test set. Then :meth:`row` and :meth:`rows` return the columns of
-    metrics.csv and evaluation.parquet.
+    :meth:`take` must be called with the results of all :meth:`tasks`, and :meth:`take_each` for each model that was
+    evaluated on the whole test set. Then :meth:`row` and :meth:`rows` return the columns of metrics.csv and
+    evaluation.parquet. ``scoring`` says which clients and models are scored; ``further`` has the names of the
+    algorithm's further models.
     """
 
     def __init__(
@@ -121,8 +123,8 @@ class ClientScores:
         self.scores: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
-        """Returns the tasks that score the models that differ from client to client, for ``slots`` workers. The list is
-        empty if there are no such models.
+        """Returns the tasks for ``slots`` workers that score the models that differ from client to client (personal and
+        fine-tuned ones). The list is empty if there are no such models.
 
         ``handle`` refers to the broadcast with the models. ``states`` has the files of the clients' states, by client.
         """
@@ -157,15 +159,15 @@ class ClientScores:
         return tasks
 
     def take_each(self, model: str, each: NDArray[np.float64]) -> None:
-        """Computes the scores of all clients under ``model``, the name of a model that is the same for all of them,
-        from its evaluation on the whole test set. ``each [n, 2]`` has the numerator and the denominator of the main
-        metric for each of the n test samples."""
+        """Computes the scores of all clients for a model that is the same for all of them, from its evaluation on the
+        whole test set. ``model`` is its name. ``each [n, 2]`` has the numerator and the denominator of the main metric
+        for each of the n test samples."""
         for client in self.members.ids:
             total, count = each[self.data.client_test(client)].sum(0)
             self._note(model, client, float(total), float(count))
 
     def take(self, task: ScoreTask, result: ScoreResult) -> None:
-        """Takes the scores of the task's clients from ``result``, the result of ``task``."""
+        """Takes the scores of the clients of ``task`` from its ``result``."""
         for model, found in result.sums.items():
             for client, (total, count) in zip(task.ids, found, strict=True):
                 self._note(model, client, total, count)
@@ -174,19 +176,19 @@ class ClientScores:
         self.scores[model][client] = self.experiment.task.value(self.scoring.metric, total, count)
 
     def row(self) -> dict[str, float]:
-        """Returns what the scores add to the round's row of metrics.csv: values by column.
+        """Returns what the scores add to the round's row of metrics.csv, as values by column.
 
         If the cohort is scored, each model has a column with its mean score over the cohort's clients that have a test
         share: ``personalized_<metric>``, ``finetuned_<metric>`` and ``<model>_on_shares_<metric>``.
-        ``cohort_with_shares`` is the number of these clients, and ``cohort_least_share`` the fewest test samples of
-        one of them.
+        ``cohort_with_shares`` is the number of these clients, and ``cohort_least_share`` the fewest test samples of one
+        of them.
 
         If ``run.eval_clients`` chose clients, ``clients_<metric>_mean``, ``_worst_tenth`` and ``_std`` are the mean,
         the mean of the worst tenth, and the standard deviation of the global model's scores over the chosen clients
-        that have a test share. ``clients_with_shares`` is the number of these clients, and ``clients_least_share``
-        the fewest test samples of one of them.
+        that have a test share. ``clients_with_shares`` is the number of these clients, and ``clients_least_share`` the
+        fewest test samples of one of them.
 
-        Over no clients, means, deviations and fewest samples are NaN.
+        If there are no such clients, means, standard deviations and fewest samples are NaN.
         """
         row: dict[str, float] = {}
         if self.scoring.of_cohort:
@@ -211,8 +213,8 @@ class ClientScores:
         if it has no test share.
 
         The columns are ``round`` (one number for all rows), ``client``, ``in_cohort``, ``in_eval_clients``,
-        ``test_samples``, the clients' names if they have some, and for each model ``<model>_<metric>``, which is NaN
-        for a client without a score.
+        ``test_samples``, the clients' names if they have some, and for each model its scores ``<model>_<metric>``,
+        which are NaN for a client without a score.
         """
         chosen = frozenset(self.scoring.chosen)
         return {

@@ -42,8 +42,9 @@ Sums = tuple[float, float]
 
 
 def samples_of_pass(model: ModelFacts, device: str) -> int:
-    """Returns the number of samples in a forward pass of an evaluation. It must depend on nothing but ``model`` and
-    ``device``, because another number changes the last digits of losses and metrics."""
+    """Returns how many samples of an evaluation go through the model in one forward pass. It must depend on nothing but
+    ``model`` (facts such as its FLOPs) and ``device`` ("cpu" or "cuda"), because another number changes the last digits
+    of losses and metrics."""
     if device != "cpu":
         return ON_GPU
     if model.uncounted:
@@ -52,7 +53,7 @@ def samples_of_pass(model: ModelFacts, device: str) -> int:
 
 
 class Evaluator:
-    """Evaluates models for the tasks of a worker, with the network and the data of ``clients``: on blocks of samples
+    """Evaluates models for the tasks of a worker, with the network and the data of ``clients``: on ranges of samples
     (:meth:`evaluate`), and on the test shares of single clients (:meth:`score`)."""
 
     def __init__(self, clients: Clients) -> None:
@@ -61,8 +62,8 @@ class Evaluator:
         self.size = samples_of_pass(self.experiment.facts, clients.device.type)
 
     def evaluate(self, task: EvalTask) -> EvalResult:
-        """Evaluates each model of ``task`` on the task's block of samples. The result has two sums for the loss and for
-        each metric, a numerator and a denominator, so that the blocks of a data set can be added up."""
+        """Evaluates each model of ``task`` on the task's range of samples. The result has two sums for the loss and for
+        each metric, a numerator and a denominator, so that the results for all ranges of a data set can be added up."""
         models: Mapping[str, Any] = self.clients.broadcast(task.broadcast)
         if task.split == "test":
             samples, indices = self.clients.test, np.arange(task.start, task.stop)
@@ -74,18 +75,19 @@ class Evaluator:
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """A context to evaluate a module that draws random numbers even in evaluation mode. The numbers are seeded by
-        the run's seed and ``coordinates``, such as a round and a client, so that the evaluation can be repeated."""
+        """A context in which to evaluate a module that draws random numbers even in evaluation mode. The numbers are
+        seeded by the run's seed and ``coordinates``, such as a round and a client, so that the evaluation can be
+        repeated. For other modules the context does nothing."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
         return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
     def sums_over(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
-        """Evaluates ``model`` on the samples at ``indices``.
+        """Evaluates ``model`` on those of the ``samples`` that are at ``indices``.
 
-        Returns the two sums, numerator and denominator, of the loss and of each metric by name, and an array ``[n, 2]``
-        with the main metric's numerator and denominator for each of the n samples.
+        Returns a dict with the two sums, numerator and denominator, of the loss and of each metric by name, and an
+        array ``[n, 2]`` with the main metric's numerator and denominator for each of the n samples.
         """
         task = self.experiment.task
         found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
@@ -102,8 +104,8 @@ class Evaluator:
         return {name: (total, count) for name, (total, count) in found.items()}, each
 
     def passes(self, model: Model, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
-        """Runs ``model`` forward over the samples at ``indices``, batch by batch. Yields for each batch its place in
-        ``indices`` as a slice, the model's outputs and the samples' targets ``[b, ...]``."""
+        """Runs ``model`` forward over those of the ``samples`` that are at ``indices``, batch by batch. Yields for each
+        batch its place in ``indices`` as a slice, the model's outputs and the samples' targets ``[b, ...]``."""
         network = self.network
         network.load(model)
         network.mode(training=False)
@@ -118,7 +120,8 @@ class Evaluator:
 
     def score(self, task: ScoreTask) -> ScoreResult:
         """Evaluates the personal and the fine-tuned models of the task's clients, each on its client's test share. The
-        result has, for each kind of model and each client, the numerator and the denominator of the main metric."""
+        result has a list for each of the two kinds, with the numerator and the denominator of the main metric for each
+        client."""
         shared = self.clients.broadcast(task.broadcast)
         found: dict[str, list[Sums]] = {}
         row = 0

@@ -23,8 +23,9 @@ BY_VALUE = (facts, ports)
 
 @dataclass
 class Answers:
-    """What the nodes of a cluster have answered: ``given`` has Ray's description of each node with its answer, and
-    ``silent`` the names of those that have given none, each with the reason."""
+    """The answers of a cluster's nodes to a question. ``given`` has a pair for each node that has answered: Ray's
+    description of the node, and the answer. ``silent`` has the reason why there is no answer, by the name of the
+    node."""
 
     given: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
@@ -33,9 +34,13 @@ class Answers:
 def facts_of_cluster(
     folders: Mapping[str, str], data: Sequence[str], timeout: float, say: Callable[[str], None]
 ) -> tuple[list[Facts], dict[str, str]]:
-    """Returns the facts about all nodes, with the amounts of CPUs and memory that Ray counts there, and the nodes that
-    have not answered within ``timeout`` seconds, with the reasons. ``folders`` and ``data`` are as in
-    :func:`~fedray.engine.machines.facts.gather`. ``say`` shows a line to the user while nodes are waited for."""
+    """Gathers the facts about all nodes of the cluster (``fedray doctor``). Returns a pair: the facts about each node
+    that has answered within ``timeout`` seconds, with the amounts of CPUs and memory that Ray counts there, and a dict
+    that has, for each other node by its name, the reason why there are none.
+
+    ``folders`` (paths, by purpose) and ``data`` (paths of data files) are as in
+    :func:`~fedray.engine.machines.facts.gather`. ``say(line)`` shows a line to the user while nodes are waited for.
+    """
     pickling: Any = ray.cloudpickle
     for module in BY_VALUE:
         pickling.register_pickle_by_value(module)
@@ -53,8 +58,9 @@ def facts_of_cluster(
 
 
 def clocks_of_cluster(timeout: float) -> dict[str, float]:
-    """Returns by how many seconds the clock of each node is at least ahead of this machine's, by the node's name: less
-    than 0 if it is behind, and 0 if the difference may come from the time that the answer took."""
+    """Returns, by the node's name, by how many seconds the clock of each node is at least ahead of this machine's. The
+    number is negative if it is behind, and 0 if the time that the answer took may explain the whole difference. Nodes
+    that have not answered within ``timeout`` seconds are left out."""
     ahead = {}
     for _ in range(2):  # the second time the processes that answer are there already
         began = time.time()
@@ -69,9 +75,14 @@ def clocks_of_cluster(timeout: float) -> dict[str, float]:
 def leavings_of_cluster(
     spill_dir: str | None, remove: bool, timeout: float, say: Callable[[str], None]
 ) -> tuple[list[Leaving], dict[str, str]]:
-    """Returns what runs have left on the nodes outside of run folders, as
-    :func:`~fedray.engine.machines.leavings.find_leavings` does, and the nodes that have not answered within ``timeout``
-    seconds, with the reasons. ``say`` shows a line to the user while nodes are waited for."""
+    """Finds what runs have left on the nodes of the cluster outside of run folders (``fedray clean``). If ``remove`` is
+    true, what nobody uses any more is removed. Clients' states are looked for in the folder ``spill_dir`` too, unless
+    it is None.
+
+    Returns a pair: the list of what was found, and a dict that has, for each node that has not answered within
+    ``timeout`` seconds, the reason, by the node's name. ``say(line)`` shows a line to the user while nodes are waited
+    for.
+    """
     answers = _asked(partial(find_leavings, (), spill_dir, remove), timeout, say)
     found: dict[tuple[str, str], Leaving] = {}
     for _, leavings in answers.given:

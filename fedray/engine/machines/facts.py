@@ -35,7 +35,9 @@ STORE_SHARE, STORE_MOST, STORE_SMALL = 0.3, 200 * 10**9, 10**10
 
 
 class Disk(TypedDict):
-    """A folder on a disk. ``system`` is the kind of file system, and ``runs`` is false if no program in it may run."""
+    """A folder that runs use, and the disk on which it is. ``purpose`` says what it is for, such as "temporary files".
+    ``size`` and ``free`` are the disk's bytes, and ``system`` is the kind of its file system, such as ``ext4``.
+    ``runs`` says whether programs may run there, and ``writable`` whether this user may write there."""
 
     purpose: str
     path: str
@@ -47,7 +49,8 @@ class Disk(TypedDict):
 
 
 class Access(TypedDict):
-    """What other users of the machine may do with a file or folder: ``others`` has the letters r and w."""
+    """What other users of the machine may do with a file or folder. ``what`` says what it is, such as "Ray's token",
+    and ``others`` has the letter r if they can read it, and w if they can change it, and may be empty."""
 
     what: str
     path: str
@@ -55,8 +58,16 @@ class Access(TypedDict):
 
 
 class Facts(TypedDict):
-    """What is known about a machine. ``cpus`` and ``memory`` are the amounts that there are (``machine``), that this
-    process may use by what limits it (``affinity``, ``cgroup``, ``slurm``), and that Ray counts (``ray``)."""
+    """What is known about a machine before runs compute on it. Sizes are in bytes, and what can't be known is None.
+
+    ``host`` is the machine's name. ``cpus`` and ``memory`` have amounts: all that there is (``machine``), what this
+    process may use by each limit (``affinity``, ``cgroup``, ``slurm``), what is free (``available``, of memory only),
+    and what Ray counts (``ray``). ``shm`` has the ``size`` of ``/dev/shm`` and what is ``free`` of it, and ``store`` is
+    the size of Ray's object store. ``files`` is how many files a process may have open. ``versions`` has the versions
+    of packages, ``processor`` the ``model`` of the CPU and the ``instructions`` that torch uses, and ``gpus`` what the
+    driver and torch say about GPUs. ``access`` and ``ports`` are what other users and other machines can reach.
+    ``data`` has the sha256 of data files by path, and ``slurm`` Slurm's variables of this job.
+    """
 
     host: str
     cpus: dict[str, float | None]
@@ -75,8 +86,8 @@ class Facts(TypedDict):
 
 
 def gather(folders: Mapping[str, str], data: Sequence[str] = ()) -> Facts:
-    """Returns the facts about this machine. ``folders`` are those that runs use, by their purposes, and ``data`` the
-    paths of files whose digests are wanted, if they are here."""
+    """Returns the facts about this machine. ``folders`` are the paths of the folders that runs use, by their purposes,
+    such as "cache". ``data`` are the paths of files whose digests are wanted; those that are not here are left out."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" and "RAY_RAYLET_PID" in os.environ:
         # Ray hides the GPUs from a process that has asked for none
         del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -162,8 +173,8 @@ def _limit(folder: Path) -> tuple[float, float] | None:
 
 
 def store_size(counted: float, available: float, shm: int) -> int:
-    """Returns how large Ray makes its object store, if nobody says how large, on a machine with this much memory and so
-    much free room in ``/dev/shm``."""
+    """Returns the size in bytes that Ray gives its object store if the user sets none. ``counted`` is the memory that
+    Ray counts, ``available`` the free memory, and ``shm`` the free room in ``/dev/shm``, all in bytes."""
     most = min(STORE_MOST, max(STORE_SMALL, int(0.95 * shm)))
     return min(most, int(STORE_SHARE * min(counted, available)))
 

@@ -40,7 +40,8 @@ Trouble = tuple[str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """What would go wrong on ``hosts``, or between them if there are none, and the ``remedy``."""
+    """A ``trouble`` that runs would have on some machines, and the ``remedy`` (both texts for the user). ``hosts`` are
+    the names of these machines. It is empty if the trouble is a difference between machines."""
 
     hosts: tuple[str, ...]
     trouble: str
@@ -48,8 +49,9 @@ class Finding:
 
 
 def findings(nodes: Sequence[Facts], clocks: Mapping[str, float] | None = None) -> list[Finding]:
-    """Returns what would go wrong on the machines with these facts. ``clocks`` has the seconds by which each one's
-    clock is at least ahead of this machine's, by its name."""
+    """Returns what would go wrong if runs computed on the machines that ``nodes`` describes. ``clocks`` has, by the
+    machine's name, the seconds by which its clock is at least ahead of this machine's; the number is negative if it is
+    behind."""
     found: dict[Trouble, list[str]] = {}
     for facts in nodes:
         for judge in (_cpus, _memory, _store, _disks, _files, _gpus, _access, _ports, _slurm):
@@ -63,8 +65,10 @@ def findings(nodes: Sequence[Facts], clocks: Mapping[str, float] | None = None) 
 
 
 def allowed(amounts: Mapping[str, float | None], *limits: str) -> tuple[float, str]:
-    """Returns the smallest of the amounts that ``limits`` name, and the name of its limit. Limits that do not exist are
-    left out; if there is none, the machine's own amount is returned."""
+    """Returns how many CPUs, or how many bytes of memory, a process may use on a machine, and the name of the limit
+    that says so, as a pair. ``amounts`` has the amount of each limit by its name, such as "cgroup", or None if there is
+    no such limit. The smallest amount among those that ``limits`` names counts. If there is none, it is "machine", all
+    that there is."""
     known = {name: amount for name in limits if (amount := amounts.get(name)) is not None}
     name = min(known, key=lambda each: known[each], default="machine")
     return known.get(name, amounts["machine"] or 0), name
@@ -74,7 +78,7 @@ IN_WORDS = {"affinity": "its CPU set", "cgroup": "its cgroup", "slurm": "Slurm",
 
 
 def gigabytes(size: float) -> str:
-    """Returns a number of bytes as a text, such as ``12 GB``."""
+    """Returns the number of bytes ``size`` as a text, such as ``12 GB`` (of 10^9 bytes)."""
     return f"{size / 1e9:.3g} GB"
 
 
@@ -263,6 +267,6 @@ def _differences(nodes: Sequence[Facts]) -> Iterator[Trouble]:
 
 
 def some_of(hosts: Sequence[str], most: int = 3) -> str:
-    """Returns the names of hosts as a text, of which no more than ``most`` are spelt out."""
+    """Returns the names of hosts as a text of which no more than ``most`` are spelt out: ``a, b, c and 2 more``."""
     shown = ", ".join(hosts[:most])
     return f"{shown} and {len(hosts) - most} more" if len(hosts) > most else shown

@@ -1,4 +1,4 @@
-"""Finds what runs have left on this machine, and removes what nobody uses any more (``fedray clean``)."""
+"""Finds what runs have left behind on this machine, and removes what nobody uses any more (``fedray clean``)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ DIGEST = "[0-9a-f]" * 16
 
 @dataclass(frozen=True)
 class Leaving:
-    """A file or folder that a run has made for its own use on the machine ``host``.
+    """A file or folder that a run has made for its own use on the machine ``host``, and may have left behind.
 
-    ``kind`` says what it is, ``size`` is in bytes, ``changed`` is the time of the last change in seconds since 1970,
-    and ``run`` is the run whose it is, if that is known. ``used`` is None if it can't be known whether anybody still
-    uses it. ``removed`` says that it has been removed since it was found.
+    ``kind`` says what it is, such as "clients' states" or "unfinished file". ``run`` names the run or process to which
+    it belongs, and is empty if that is not known. ``used`` says whether anybody still uses it, and is None if that
+    can't be known. ``size`` is in bytes, ``changed`` is the time of the last change in seconds since 1970, and
+    ``removed`` says that it has been removed since it was found.
     """
 
     kind: str
@@ -56,10 +57,11 @@ class Leaving:
 
 
 def find_leavings(outputs: Sequence[str], spill_dir: str | None, remove: bool = False) -> list[Leaving]:
-    """Returns what runs have left on this machine, and what living runs have there.
+    """Returns the files and folders that runs have made for their own use on this machine, of ended and of living runs.
 
-    Run folders are looked for below ``outputs``, and clients' states also in ``spill_dir``. With ``remove`` everything
-    is removed that certainly nobody uses any more.
+    ``outputs`` are the paths of folders below which run folders are looked for. ``spill_dir`` is the folder of the
+    setting ``engine.spill_dir``, where clients' states are looked for too, or None. With ``remove`` everything is
+    removed that certainly nobody uses any more, and marked as removed in the result.
     """
     commands = _command_lines()
     found = [*_states(spill_dir), *_in_outputs(outputs), *_of_ray(commands), *_of_sweeps(), *_in_cache()]

@@ -1,5 +1,5 @@
-"""Finds the ports of this machine at which Ray's processes can be reached from others. Like the rest of the facts
-(:mod:`fedray.engine.machines.facts`), this is sent to nodes by value."""
+"""Finds the ports of this machine at which Ray's processes can be reached from other machines. Like
+:mod:`fedray.engine.machines.facts`, this module is sent to nodes by value, because they may have no fedray."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ PROBE_SECONDS = 1.0
 
 
 class Port(TypedDict):
-    """A TCP port at which a Ray process of this user listens, and not on the loopback alone.
+    """A TCP port at which other machines may reach a Ray process of this user, because it is not on the loopback.
 
-    ``token`` says whether the process asks for Ray's token. ``metrics`` says whether the port answers HTTP requests for
-    metrics without one.
+    ``program`` is the kind of process, such as ``raylet``, and ``address`` the IP address at which it listens.
+    ``token`` says whether it asks for Ray's token, and ``metrics`` whether the port answers HTTP requests for metrics,
+    without a token.
     """
 
     program: str
@@ -29,8 +30,8 @@ class Port(TypedDict):
 
 
 def open_ports() -> list[Port]:
-    """Returns the ports at which other machines reach this user's Ray processes on this one. The list is empty if Ray
-    is not installed here."""
+    """Returns the ports of this machine at which other machines can reach this user's Ray processes. The list is empty
+    if Ray is not installed here."""
     found: list[Port] = []
     with contextlib.suppress(ImportError):
         import ray  # noqa: F401  psutil comes with it

@@ -28,13 +28,14 @@ some connections are dead for minutes, of which only one end knows."""
 
 @dataclass(eq=False)
 class Member:
-    """A client actor of a run. ``actor`` is Ray's handle of it, ``node`` Ray's name of its node, ``host`` the node's
-    own name, and ``pid`` the number of the process.
+    """A client actor of a run, as the server sees it. ``actor`` is Ray's handle of it, ``node`` Ray's id of its node,
+    ``host`` the name of that machine, and ``pid`` the number of the process.
 
     ``samples`` counts the samples of its tasks, and ``seconds`` how long they took; each new task halves the weight of
-    the older ones. ``heard`` is the time of its last sign of life, and ``silent`` is true if this is so long ago that
-    it gets no tasks. ``answers_lost`` counts the results in a row that were lost on their way. ``rests`` counts the
-    tasks in a row for which it could not fetch the data, and ``rests_until`` is the time until which it gets no other.
+    the older ones. ``heard`` is the time (``time.monotonic()``) of its last sign of life. ``silent`` is true while it
+    gets no tasks because it does not answer. ``answers_lost`` counts the results in a row that were lost on their way
+    to the server. ``rests`` counts the tasks in a row whose data it could not fetch from other nodes, and
+    ``rests_until`` is the time until which it gets no further tasks for this reason.
     """
 
     actor: Any
@@ -50,27 +51,38 @@ class Member:
     rests_until: float = 0.0
 
     def rest(self) -> None:
-        """Gives it no task for a while, twice as long each time, because its connection to other nodes fails."""
+        """Gives the actor no tasks for a while, because it could not fetch data from another node: :data:`REST_SECONDS`
+        at first, and twice as long each further time in a row, up to :data:`LONGEST_REST_SECONDS`."""
         self.rests_until = time.monotonic() + min(REST_SECONDS * 2**self.rests, LONGEST_REST_SECONDS)
         self.rests += 1
 
     @property
     def speed(self) -> float | None:
-        """The samples per second of this actor's tasks, or None before the first one is done."""
+        """The samples per second of the actor's tasks, mostly the latest ones. None before the first task is done."""
         return self.samples / self.seconds if self.seconds else None
 
     def learn(self, samples: float, seconds: float) -> None:
-        """Notes that a task with this number of ``samples`` has taken so many ``seconds``."""
+        """Updates :attr:`speed` after a task that had this number of ``samples`` in its mini-batches, and took so many
+        ``seconds``."""
         self.samples, self.seconds = self.samples / 2 + samples, self.seconds / 2 + seconds
 
 
 class Actors:
-    """The client actors of a run, wherever the cluster has room. ``alive`` are those that can do tasks, and
-    ``starting`` those that Ray has not started yet, by the reference that :meth:`enter` takes.
+    """The client actors of a run (the Ray processes that train clients), on any nodes of the cluster. Replaces those
+    that die, and starts more if the cluster grows.
 
-    ``actors`` have been created by the driver. ``entered(member, machine)`` is called with
-    the description of its process when one has started. ``say`` shows a line
-    to the user, and ``note`` writes a line into the run's log.
+    Args:
+        experiment: What the run computes, with its configuration.
+        data: The data set in Ray's object store.
+        server: Ray's id of the server's node.
+        actors: Ray's handles of the actors that the user's process has created.
+        entered: ``entered(member, description)`` is called when an actor has started. ``description`` describes its
+            process: a dict with keys such as ``node``, ``pid`` and ``device``.
+        say: ``say(line)`` shows a line to the user.
+        note: ``note(line)`` writes a line into the run's log.
+
+    The attribute ``alive`` lists the actors that can do tasks. ``starting`` has those that Ray has not started yet, by
+    the reference that :meth:`enter` takes.
     """
 
     def __init__(
@@ -125,11 +137,12 @@ class Actors:
         return f"{len(self.alive)} of {total} client actors have started{f': {hosts}' if hosts else ''}"
 
     def enter(self, reference: Any) -> None:
-        """Adds an actor that has started, to whose entry in ``starting`` the ``reference`` belongs, to those that get
-        tasks.
+        """Takes in an actor that Ray has started: moves it from ``starting`` to ``alive``, so that it gets tasks.
+        ``reference`` is its key in ``starting``, Ray's reference to the result of its start.
 
-        An actor that died while it started is replaced. If that happened too often, the run goes on with the actors
-        that there are; an error is raised if there are none, or if a new actor would fail for the same reason.
+        An actor that died while it started is replaced. If that happened more than ``engine.max_retries`` times in a
+        row, the run goes on with the other actors, or :class:`ClientError` is raised if there are none. An error of an
+        actor's own setup is raised here too, because a new actor would fail for the same reason.
         """
         member = self.starting.pop(reference)
         try:
@@ -156,9 +169,9 @@ class Actors:
         self.alive.append(member)
 
     def lost(self, member: Member, error: Exception, work: str, times: int) -> None:
-        """Replaces ``member``, which has died by ``error`` while it did ``work``, such as "4 clients". ``times`` is how
-        often in a row this has happened to the same task; if it is more than ``engine.max_retries``,
-        :class:`ClientError` is raised."""
+        """Replaces the actor ``member``, which has died, and tells the user. ``error`` is Ray's error, and ``work`` is
+        what the actor was doing, such as "4 clients". ``times`` is how often in a row an actor has died while it did
+        the same task. If this is more than ``engine.max_retries``, :class:`ClientError` is raised."""
         self.remove(member)
         what = f"a client actor died on {member.host} (pid {member.pid})"
         if isinstance(error, OutOfMemoryError) or "low on memory" in str(error):
@@ -168,8 +181,9 @@ class Actors:
         self.replace(f"{what}; doing {work} again", times)
 
     def replace(self, line: str, times: int = 1) -> None:
-        """Starts an actor in place of one that is gone. ``line`` tells the user what has happened, and ``times`` how
-        often in a row."""
+        """Starts an actor in place of one that is gone; with ``engine.actors=auto`` only if the cluster has room for
+        it. ``line`` is shown to the user, and says what has happened. Raises :class:`ClientError` if this has happened
+        ``times`` times in a row, more than ``engine.max_retries``."""
         self.say(line)
         if times > self.max_retries:
             raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")
@@ -196,8 +210,8 @@ class Actors:
             ray.kill(self.starting.pop(reference).actor)
 
     def check_left(self) -> None:
-        """Raises :class:`UserError` if no actor has been left for ``engine.start_timeout`` seconds, and tells the user
-        until then."""
+        """Tells the user if no actor is left. Raises :class:`UserError` if none has been left for
+        ``engine.start_timeout`` seconds."""
         now = time.monotonic()
         if self.alive:
             self._alone = self._said = now
@@ -212,21 +226,21 @@ class Actors:
         return shortage(self.wanted, share)
 
     def remove(self, member: Member) -> None:
-        """Ends an actor, dead or alive, and removes it from those that get tasks."""
+        """Ends the actor ``member``, whether it has died or still runs, so that it gets no tasks any more."""
         if member in self.alive:
             self.alive.remove(member)
         ray.kill(member.actor)
 
     def close(self) -> None:
-        """Ends all actors."""
+        """Ends all actors of the run, also those that have not started yet."""
         for member in [*self.alive, *self.starting.values()]:
             ray.kill(member.actor)
         self.alive, self.starting = [], {}
 
 
 def cause_of(error: RayTaskError, member: Member) -> Exception:
-    """Returns fedray's own exception from within the error in which Ray has wrapped it, or else Ray's error. It gets
-    the attribute ``host``, the name of the host of ``member``, whose task has raised it."""
+    """Returns the exception that is to be raised for a task that failed in the actor ``member``: fedray's own exception
+    if Ray's ``error`` wraps one, or else ``error``. Its attribute ``host`` is set to the name of the actor's host."""
     cause = error.cause if isinstance(error.cause, (UserError, ClientError)) else error
     if member.host:
         cause.host = member.host  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The Ray actors that simulate clients."""
+"""The Ray actors that train and evaluate clients."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ FETCH_SECONDS, LONGEST_FETCH_SECONDS = 15.0, 600.0
 
 
 class ClientActor:
-    """A Ray process that does tasks, such as training the clients that a task names. Any client actor can simulate
-    any client."""
+    """A Ray process that trains and evaluates clients. The server sends it tasks, which name the clients. Any client
+    actor can do any task. :meth:`start` must be called before the first one.
+
+    ``data`` is the data set in Ray's object store, and ``server`` the id that Ray gives the server's node.
+    """
 
     def __init__(self, experiment: Experiment, data: StoredData, server: str) -> None:
         self.experiment, self.data, self.server = experiment, data, server
         self._running: int | None = None
 
     def start(self) -> tuple[str, dict[str, Any]]:
-        """Sets the actor up. This is no part of ``__init__``, because torch's settings belong to a thread, and Ray runs
-        ``__init__`` in another thread than tasks.
+        """Prepares the process for its tasks: checks the device, gets the data, and builds the model. It is called
+        once. This is no part of ``__init__``, because torch's settings belong to a thread, and Ray runs ``__init__`` in
+        another thread than the other methods.
 
-        Returns Ray's name of the actor's node, and a description of the process
-        (:func:`fedray.engine.process.describe`) with everything that the bits of its results depend on. Raises
-        :class:`UserError` if the node lacks something that the run needs.
+        Returns Ray's id of the actor's node, and a description of the process as a dict
+        (:meth:`fedray.engine.worker.Worker.describe`), which has everything that the bits of its results depend on.
+        Raises :class:`UserError` if the node lacks something that the run needs, such as a usable GPU.
         """
         experiment, engine = self.experiment, self.experiment.config.engine
         self._settled = computing_process(engine.threads, engine.portable_bits, experiment.precision)
@@ -56,8 +60,10 @@ class ClientActor:
         return node, self.worker.describe()
 
     def run(self, number: int, task: Task) -> Any:
-        """Does ``task`` and returns its result, in a form that Ray can send to the server. ``number`` is greater than
-        those of the tasks that the actor was sent before."""
+        """Does ``task`` and returns its result: a :class:`PhaseResult` for training, an :class:`EvalResult` or a
+        :class:`ScoreResult`. The sums in a :class:`PhaseResult` are NumPy arrays, so that Ray can send them to the
+        server. ``number`` identifies the task; each task that is sent to this actor has a greater one than those
+        before."""
         self._running = number
         try:
             result = self.worker.run(task)
@@ -69,8 +75,12 @@ class ClientActor:
             self._running = None
 
     def run_apart(self, number: int, task: Task) -> tuple[tuple[Any, int], Sums]:
-        """Does ``task`` as :meth:`run` does, but returns the partial sums over clients separately, so that they can
-        stay on this node. Returns the result without them with their bytes, and the sums by the upload's name."""
+        """Does ``task`` as :meth:`run` does, but returns the sums of the clients' uploads as a separate object, which
+        Ray can leave on this node.
+
+        Returns ``((result, size), sums)``: the result without its sums, the size of the sums in bytes, and the sums
+        themselves (:data:`Sums`). The sums are empty if the task trains no clients.
+        """
         result, sums = self.run(number, task), Sums()
         for name, partial in result.sums.items() if isinstance(result, PhaseResult) else ():
             sums[name], partial.nodes = partial.nodes, {}
@@ -78,14 +88,16 @@ class ClientActor:
 
     @ray.method(concurrency_group=ASKED)
     def progress(self) -> int | None:
-        """Returns the number of the task that the actor does now, or None. It answers at once, whatever the
-        actor does."""
+        """Returns the number (see :meth:`run`) of the task that the actor is doing, or None if it is doing nothing. The
+        actor answers at once, even while it does a task, so the server takes the answer as a sign of life."""
         return self._running
 
 
 def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
-    """Starts a :class:`ClientActor` and returns Ray's handle of it. The actor runs wherever the cluster has room, or,
-    in a sweep, within the placement group of this process's trial. ``server`` is Ray's name of the server's node."""
+    """Creates a :class:`ClientActor` and returns Ray's handle of it, without waiting for it to run. It runs wherever
+    the cluster has room or, in a trial of a sweep, within the resources that Ray has reserved for the trial (a
+    placement group). ``data`` is the data set in Ray's object store, and ``server`` is Ray's id of the server's
+    node."""
     engine, remote = experiment.config.engine, cast(Any, ray.remote)
     return (
         remote(concurrency_groups={ASKED: 1})(ClientActor)
@@ -104,17 +116,19 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
 
 
 class Fetcher:
-    """Fetches the data that tasks refer to, for one actor."""
+    """A function with which a client actor gets the data that a task only refers to. ``patience`` is the number of
+    seconds that it waits for data from another node."""
 
     def __init__(self) -> None:
         self.patience = FETCH_SECONDS
 
     def __call__(self, handle: Handle) -> Any:
-        """Returns the data that ``handle`` refers to, a broadcast or a client's state.
+        """Returns the data that ``handle`` refers to: a broadcast as a :class:`Packed`, or a client's state as a dict
+        of arrays.
 
-        Raises :class:`StateLost` if the data are lost with the process that held them, and :class:`Unreachable` if they
-        do not come, because the network fails, say. As it may also be slow, data are waited for twice as long from then
-        on.
+        Raises :class:`StateLost` if the data are lost with the process that held them. Raises :class:`Unreachable` if
+        they do not come within ``patience`` seconds or the network fails. As the network may only be slow, the next
+        calls then wait twice as long, but at most :data:`LONGEST_FETCH_SECONDS`.
         """
         if isinstance(handle, Enclosed):
             return handle.packed

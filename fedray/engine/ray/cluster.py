@@ -37,23 +37,26 @@ TRIAL_BUNDLE = 0
 
 
 def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
-    """Returns the scheduling strategy that keeps an actor in the placement group of this process's trial of a sweep, or
-    None if the process belongs to no trial.
+    """Returns the scheduling strategy that makes Ray start an actor within the resources of this process's trial (one
+    choice of values in a sweep), or None if the process belongs to no trial.
 
-    The group has the resources for the actors of the trial's run. Outside it they would wait forever once trials have
-    taken the whole cluster. ``bundle`` is the bundle of the group in which the actor must run, and -1 allows any.
+    Ray has reserved a placement group for each trial, with the resources for all actors of its run. Outside the group
+    these actors would wait forever once trials have taken the whole cluster. ``bundle`` is the index of the part of the
+    group in which the actor must run; -1 allows any part.
     """
     group = ray.util.get_current_placement_group()
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
 
 
 def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool] = lambda: True) -> bool | None:
-    """Connects this process to a Ray cluster, unless it is already connected. This is the cluster at
-    ``engine.address``, or else the one that this node belongs to, or else a new one, started by
-    :func:`~fedray.engine.ray.local_cluster.start_cluster`.
+    """Connects this process to a Ray cluster, unless it is already connected: to the cluster at ``engine.address``, or
+    else to the one that this node belongs to, or else to a new one, which
+    :func:`~fedray.engine.ray.local_cluster.start_cluster` starts.
 
-    ``say`` shows a line to the user. A failed start is tried again only if ``wanted()`` is true. Returns whether the
-    cluster was started here, or None if the process was already connected.
+    ``say(line)`` shows a line to the user. If a new cluster does not start, this is tried again only if ``wanted()`` is
+    true. Returns True if the cluster was started here, False if it was there already, and None if the process was
+    already connected. Raises :class:`UserError` if no cluster answers at the address, and :class:`RayNotStarted` if a
+    new one does not start.
     """
     if ray.is_initialized():
         return None
@@ -81,8 +84,8 @@ def existing_cluster(engine: EngineConfig, say: Callable[[str], None] = lambda l
     """Returns the address of the Ray cluster that :func:`connect` would join, such as ``10.0.0.1:6379``, or None if it
     would start a new cluster.
 
-    ``say`` shows a line to the user if there is a cluster that may be somebody else's. Raises :class:`UserError` if
-    ``engine.address`` is ``auto`` and this node belongs to no cluster.
+    ``say(line)`` tells the user about a cluster that is not used because it may be somebody else's. Raises
+    :class:`UserError` if ``engine.address`` is ``auto`` and this node belongs to no cluster.
     """
     address = engine.address or os.environ.get("RAY_ADDRESS") or None
     if address in (None, "auto"):
@@ -138,22 +141,24 @@ def _connect(address: str, seconds: float = 10) -> None:
 
 
 def resources(free: bool = False) -> dict[str, float]:
-    """Returns the amounts of Ray's resources in the whole cluster, such as ``{"CPU": 8.0, "GPU": 1.0}``: all of them,
-    or only those that nobody uses if ``free`` is true."""
+    """Returns how much of each resource the whole cluster has by Ray's count, such as ``{"CPU": 8.0, "GPU": 1.0}``. If
+    ``free`` is true, only what nobody uses now is counted."""
     ray_: Any = ray
     found: dict[str, float] = ray_.available_resources() if free else ray_.cluster_resources()
     return found
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Returns Ray's description of each node of the cluster that is alive, a dict with keys such as ``NodeID``."""
+    """Returns Ray's description of each node of the cluster that is alive: dicts with keys such as ``NodeID``,
+    ``NodeManagerHostname`` and ``Resources``."""
     ray_: Any = ray
     return [node for node in ray_.nodes() if node["Alive"]]
 
 
 def actor_count(experiment: Experiment) -> int:
-    """Returns the number of client actors that a run starts, by ``engine.actors``. ``per_client`` means one for each
-    client of a cohort, and ``auto`` means as many as fit on the cluster, but no more than the cohort has clients."""
+    """Returns the number of client actors (processes that train clients) with which a run starts. ``engine.actors`` is
+    this number, or ``per_client`` for one actor for each client of a round, or ``auto`` for as many actors as fit on
+    the cluster beside the server, but at least one, and at most one for each client of a round."""
     engine, members = experiment.config.engine, experiment.cohort_size
     if engine.actors == "per_client":
         return members
@@ -168,8 +173,9 @@ def actor_count(experiment: Experiment) -> int:
 
 
 def is_complete() -> bool:
-    """Returns whether all machines have joined the cluster that can: it was made by ``ray up`` from a list of hosts,
-    which Ray's launcher leaves on the head, and all of them are there."""
+    """Returns whether no further machine can join the cluster, because ``ray up`` made it from a fixed list of hosts
+    and all of them have joined. The list is in a file that Ray's launcher leaves on the head node; without it, False is
+    returned."""
     try:
         provider = yaml.safe_load((Path.home() / "ray_bootstrap_config.yaml").read_text())["provider"]
         return provider["type"] == "local" and len(living_nodes()) > len(provider["worker_ips"])
@@ -178,8 +184,9 @@ def is_complete() -> bool:
 
 
 def check_resources(experiment: Experiment, actors: int, complete: bool) -> None:
-    """Checks whether the cluster has the CPUs and GPUs for the server and ``actors`` client actors. Raises
-    :class:`UserError` if some are missing and the cluster is ``complete``, so that no machine can join it."""
+    """Checks that the cluster has enough CPUs and GPUs for the server and ``actors`` client actors. ``complete`` says
+    that no machine can join the cluster any more. Raises :class:`UserError`, which says what is needed and what there
+    is, if resources are missing and the cluster is complete."""
     engine, total = experiment.config.engine, resources()
     wanted = {
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
@@ -198,8 +205,8 @@ def check_resources(experiment: Experiment, actors: int, complete: bool) -> None
 
 
 def gpu_share(experiment: Experiment) -> float:
-    """Returns the fraction of a GPU that Ray gives to a client actor. With ``engine.actors_per_gpu=auto`` it is 1, as
-    long as the number of actors that can share a GPU has not been measured."""
+    """Returns the fraction of a GPU that Ray gives to each client actor, such as 0.5. It is 0 without GPUs, and 1 with
+    ``engine.actors_per_gpu=auto`` until the number of actors that can share a GPU has been measured."""
     engine = experiment.config.engine
     if engine.actors_per_gpu == "auto":
         return 1.0
@@ -207,8 +214,9 @@ def gpu_share(experiment: Experiment) -> float:
 
 
 def shortage(actors: int, share: dict[str, float]) -> str:
-    """Returns a text for error messages that says what ``actors`` client actors need and what the cluster has.
-    ``share`` has Ray's options num_cpus and num_gpus of one actor."""
+    """Returns a text for error messages that says what ``actors`` client actors need and what the cluster has:
+    ``engine.actors=4 of 1 CPU each; the cluster has 2 CPU (1 free), 0 GPU (0 free)``. ``share`` is what one actor
+    needs, a dict with Ray's options ``num_cpus`` and ``num_gpus``."""
     each = {"CPU": share.get("num_cpus", 0), "GPU": share.get("num_gpus", 0)}
     return compared_with_cluster(f"engine.actors={actors} of {in_words(each)} each")
 
@@ -225,18 +233,18 @@ def compared_with_cluster(request: str) -> str:
 
 
 def in_words(amounts: Mapping[str, float]) -> str:
-    """Returns the ``amounts`` of Ray's resources as a text without those that are 0: ``1 CPU and 0.5 GPU``,
-    or ``no resources``."""
+    """Returns amounts of resources as a text: ``{"CPU": 1, "GPU": 0.5}`` gives ``1 CPU and 0.5 GPU``. Amounts of 0 are
+    left out; if nothing remains, the text is ``no resources``."""
     return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
 
 
 def missing_on_nodes(check: Callable[[], str | None], timeout: float, say: Callable[[str], None]) -> str | None:
-    """Calls ``check()`` on all nodes of the cluster, to find out whether one of them lacks something that the run
-    needs, such as a compiler. ``check()`` returns what is missing, or None.
+    """Finds out whether a node of the cluster lacks something that the run needs, such as a compiler. For this,
+    ``check()`` is called on all nodes; it returns a text that says what is missing, or None.
 
-    Returns the first result that is not None, followed by the node's name, or None if no node lacks anything. ``say``
-    shows a line to the user while nodes are waited for. Raises :class:`UserError` if a node does not answer within
-    ``timeout`` seconds.
+    Returns the first text, followed by the node's name, or None if no node lacks anything. ``say(line)`` shows a line
+    to the user while nodes are waited for. Raises :class:`UserError` if a node does not answer within ``timeout``
+    seconds.
     """
     asked = [(node["NodeManagerHostname"], answer) for node, answer in ask_nodes(check, timeout, say)]
     if late := [name for name, answer in asked if answer is None]:
@@ -245,11 +253,11 @@ def missing_on_nodes(check: Callable[[], str | None], timeout: float, say: Calla
 
 
 def ask_nodes(what: Callable[[], Any], timeout: float, say: Callable[[str], None]) -> list[tuple[dict[str, Any], Any]]:
-    """Calls ``what()`` on all nodes of the cluster at the same time. ``say`` shows a line to the user while nodes are
-    waited for.
+    """Calls ``what()`` on all nodes of the cluster at the same time. ``say(line)`` shows a line to the user while nodes
+    are waited for.
 
-    Returns Ray's description of each node with Ray's reference to the result, or with None if the node has not
-    answered within ``timeout`` seconds.
+    Returns a pair for each node: Ray's description of the node (see :func:`living_nodes`), and Ray's reference to the
+    result of ``what()``, or None if the node has not answered within ``timeout`` seconds.
     """
     # Ray takes functions only, and what() may be another callable
     function = ray.remote(lambda: what())

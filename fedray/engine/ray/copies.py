@@ -9,7 +9,7 @@ from typing import Any
 
 def travelled(value: Any) -> Any:
     """Returns what a client actor of Ray would receive if ``value`` were sent to it: a copy whose arrays are read-only.
-    With this function tests find code that works in one process only."""
+    Tests use this function to find code that works only within one process."""
     # not at the top, because only this function needs Ray, and modules that a local run imports may import this one
     from ray import cloudpickle
 

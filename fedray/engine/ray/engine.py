@@ -41,8 +41,8 @@ from fedray.usercode.modules import is_library
 
 
 class RayEngine:
-    """Runs ``experiment`` on ``data`` on a Ray cluster, when :meth:`run` is called. The argument ``start`` is the
-    :class:`RayStart` that makes the connection to the cluster.
+    """The engine that runs ``experiment`` on ``data`` on a Ray cluster, when :meth:`run` is called. The argument
+    ``start`` is the :class:`RayStart` that makes the connection to the cluster.
 
     :meth:`run` can be called only once. It puts ``data`` into Ray's object store, which all processes of a node share,
     and then drops the instance's own reference to them.
@@ -52,10 +52,12 @@ class RayEngine:
         self.experiment, self.data, self.start = experiment, data, start
 
     def run(self, driver: Driver) -> None:
-        """Runs the experiment to its end. ``driver`` shows the rounds to the user, and can stop the run.
+        """Runs the experiment to its end. ``driver`` has the functions that show the rounds to the user, and can stop
+        the run.
 
-        If the server actor dies, it is started again once, and the run continues from the last checkpoint. If it dies
-        again, :class:`ClientError` is raised.
+        If the server actor (the Ray process that runs the rounds) dies, it is started again once, and the run continues
+        from the last checkpoint. If it dies again, or the run has no checkpoints, :class:`ClientError` is raised.
+        Raises :class:`UserError` if the cluster lacks the resources for the actors.
         """
         # actors have the working directory that this process had when it joined Ray
         fixed = self.experiment.config.run.with_fixed_place()
@@ -98,8 +100,9 @@ class RayEngine:
 
 
 def ship_user_code(objects: Iterable[Any]) -> None:
-    """Makes Ray send the user's modules to actors by value, because the actors' machines may not have these modules.
-    They are the modules among ``objects``, and the modules in which the other objects were defined."""
+    """Makes Ray send the code of the user's modules to actors, because the actors' machines may not have these modules.
+    ``objects`` are modules, or classes, functions and instances that stand for the modules in which they were defined.
+    Modules of installed packages are left out."""
     for thing in objects:
         home = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
         module = sys.modules.get(home or "")

@@ -25,10 +25,11 @@ MOST_PER_GPU = 4
 
 
 class Probe:
-    """An actor that is set up like a client actor, to measure how much memory of a GPU a client actor takes."""
+    """A Ray actor that is set up like a client actor, to measure how much memory of a GPU a client actor takes."""
 
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
-        """Returns the GPU memory that a client actor of ``experiment`` takes while it trains."""
+        """Returns the GPU memory that a client actor of ``experiment`` takes while it trains. ``data`` is the data set
+        in Ray's object store. Raises :class:`UserError` if training does not fit on the GPU."""
         engine = experiment.config.engine
         with computing_process(engine.threads, engine.portable_bits, experiment.precision):
             require_device(experiment.device, experiment.precision)
@@ -37,10 +38,11 @@ class Probe:
 
 
 def footprint_of(clients: Clients) -> Footprint:
-    """Measures how much GPU memory this process takes to train a stack (clients that are trained together) of copies of
-    the client with the most samples.
+    """Measures and returns the GPU memory that this process takes while it trains as many clients at once as a run
+    does. All are copies of the client with the most samples. ``clients`` has the network, the data and the settings for
+    this.
 
-    Raises :class:`UserError` if even one such stack does not fit on the GPU.
+    Raises :class:`UserError`, with the calculation, if these clients do not fit on the GPU together.
     """
     experiment, width = clients.experiment, clients.state_width()
     size = (experiment.chunk or 1) if experiment.vectorize else clients.lanes
@@ -56,12 +58,14 @@ def footprint_of(clients: Clients) -> Footprint:
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
-    """Returns ``experiment`` with ``engine.actors_per_gpu=auto`` replaced by the number of client actors that share a
-    GPU (:func:`fitting`). The memory of one actor is measured for this, before the client actors start.
+    """Decides how many client actors share a GPU, before they start. Returns ``experiment`` with
+    ``engine.actors_per_gpu=auto`` replaced by this number (:func:`fitting`), for which the memory of one actor is
+    measured.
 
-    If the user asked for a number of actors, nothing is replaced, and :class:`UserError` is raised, with the
-    calculation, if so many do not fit. In a trial of a sweep, without a GPU, or with one actor on a GPU, ``experiment``
-    is returned unchanged, and nothing is measured.
+    If the user asked for a number of actors, ``experiment`` is returned unchanged, but :class:`UserError` is raised,
+    with the calculation, if so many do not fit. In a trial of a sweep, without a GPU, or with one actor on a GPU, it is
+    returned unchanged, and nothing is measured. ``data`` is the data set in Ray's object store; ``say(line)`` shows a
+    line to the user.
     """
     engine = experiment.config.engine
     asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
@@ -82,9 +86,10 @@ def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], N
 
 
 def fitting(experiment: Experiment, data: StoredData, most: int, what: str, say: Callable[[str], None]) -> int:
-    """Measures how much memory of a GPU a process takes that trains clients of ``experiment``. Returns how many such
-    processes share a GPU: as many as fit into its memory, at most ``most``, and no more than there are CPUs for.
-    ``say`` shows lines to the user, in which such a process is called ``what``."""
+    """Returns how many processes that train clients of ``experiment`` can share a GPU: as many as fit into its memory,
+    but at most ``most``, and no more than there are CPUs for. The memory of one such process is measured for this.
+    ``data`` is the data set in Ray's object store. ``say(line)`` shows lines to the user, in which such a process is
+    called ``what``, for example "a client actor"."""
     engine, total = experiment.config.engine, resources()
     found = _announced(experiment, data, what, say)
     cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)

@@ -1,4 +1,4 @@
-"""Adds up what clients have uploaded on the host where they were trained, so that one sum of each host travels."""
+"""Adds up clients' uploads on the node where the clients were trained, so that a node sends one sum to the server."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ SLOWEST = 2e6
 
 
 def inline_bytes() -> int:
-    """Returns up to how many bytes Ray sends a result together with an actor's answer, instead of leaving it on the
-    actor's node until somebody asks for it."""
+    """Returns the size in bytes up to which Ray sends a result together with an actor's answer. Ray leaves a larger
+    result on the actor's node until somebody asks for it."""
     return int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024))  # noqa: SIM112 (Ray's own spelling)
 
 
 @dataclass(eq=False)
 class Group:
-    """Results of a phase from the client actors of one ``node``, whose sums are still there.
+    """The results of a phase from the client actors of one node, while the sums of the clients' uploads are still
+    there.
 
-    ``parts`` are references to the sums that are not added up yet, and ``partial`` one to the sum of the others.
-    ``bytes`` is the size of all, and ``asked`` the time at which the sum of all was asked for.
+    ``node`` is Ray's id of the node. ``results`` has each task with its result, which lacks the sums. ``parts`` are
+    Ray's references to the sums of tasks that are not added up yet, and ``partial`` is a reference to the total of the
+    others, or None. ``bytes`` is the size of all these sums, and ``asked`` the time (``time.monotonic()``) when the
+    total over all tasks was asked for.
     """
 
     node: str
@@ -44,8 +47,13 @@ class Group:
 
 
 class HostSums:
-    """The sums of a phase that stay on ``nodes`` until all client actors of a node are done. ``coming`` has the groups
-    whose sums are on their way, by the reference that :meth:`take` needs."""
+    """Holds the results of a phase from nodes other than the server's. The sums of the clients' uploads stay on each
+    node until its client actors are done. Then the node adds them up, and sends one total to the server.
+
+    ``nodes`` gives access to these nodes. The attribute ``groups`` has the results from each node that was not asked
+    for its total yet, by Ray's id of the node. ``coming`` has the results whose total is on its way, by Ray's reference
+    to the total, which :meth:`take` needs.
+    """
 
     def __init__(self, nodes: OtherNodes) -> None:
         self.nodes = nodes
@@ -54,20 +62,30 @@ class HostSums:
 
     @property
     def pending(self) -> bool:
-        """Whether any results are waiting for their sums."""
+        """Whether results are still held here because the sums of their clients' uploads have not come from their
+        nodes."""
         return bool(self.groups or self.coming)
 
     def owing(self) -> set[str]:
-        """Returns the nodes whose sums are on their way."""
+        """Returns Ray's ids of the nodes that were asked for the sum of their clients' uploads, but have not sent it
+        yet."""
         return {group.node for group in self.coming.values()}
 
     def clear(self) -> None:
-        """Forgets all results, because nobody needs them any more."""
+        """Forgets all results, because a new phase begins or nobody needs them any more."""
         self.groups, self.coming = {}, {}
 
     def hold(self, node: str, task: PhaseTask, result: PhaseResult, sums: Any, size: int) -> None:
-        """Keeps the ``result`` of ``task`` until its ``sums``, a reference to ``size`` bytes on ``node``, have been
-        added to those of the node's other results."""
+        """Keeps a result that lacks the sums of the clients' uploads until :meth:`take` returns it with the total of
+        its node.
+
+        Args:
+            node: Ray's id of the node on which the sums are.
+            task: The task that was done.
+            result: Its result, without the sums.
+            sums: Ray's reference to the sums.
+            size: The size of the sums in bytes.
+        """
         group = self.groups.setdefault(node, Group(node))
         group.results.append((task, result))
         group.parts.append(sums)
@@ -81,7 +99,7 @@ class HostSums:
         group.parts = []
 
     def ask(self, node: str) -> None:
-        """Asks for the sum of all results that ``node`` has, because its actors are done."""
+        """Asks ``node`` (Ray's id), whose actors are done, for the sum of the uploads over all results held from it."""
         group = self.groups.pop(node)
         if group.parts:
             self._fold(group)
@@ -89,16 +107,17 @@ class HostSums:
         self.coming[group.partial] = group
 
     def late(self, limit: float) -> Iterator[Any]:
-        """Yields the references in ``coming`` that have been waited for by ``limit`` seconds longer than the slowest
-        network would take."""
+        """Yields Ray's references to sums (keys of ``coming``) that are overdue: they have been waited for ``limit``
+        seconds longer than the slowest network (:data:`SLOWEST`) would take for their bytes."""
         now = time.monotonic()
         for reference, group in self.coming.items():
             if now - group.asked > limit + group.bytes / SLOWEST:
                 yield reference
 
     def take(self, reference: Any) -> list[tuple[PhaseTask, PhaseResult]]:
-        """Returns the tasks and results to which ``reference`` in ``coming`` belongs. The last result has the sums of
-        all. Raises an error of Ray's if the sums are lost; ``coming`` then still has the group."""
+        """Takes the sum of a node's uploads to which ``reference``, a key of ``coming``, refers. Returns the node's
+        tasks, each with its result. The last result has the sum over all of these tasks, and the others have none.
+        Raises an error of Ray's if the sum is lost; ``coming`` then still has the tasks."""
         sums: Sums = ray.get(reference)
         results = self.coming.pop(reference).results
         for name, nodes in sums.items():

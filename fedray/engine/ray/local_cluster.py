@@ -52,11 +52,11 @@ _sessions: list[Path] = []
 
 
 def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool], **options: Any) -> None:
-    """Starts a Ray cluster on this machine and connects to it, with further ``options`` of ``ray.init``.
+    """Starts a Ray cluster on this machine and connects to it. ``options`` are further arguments of ``ray.init``.
 
-    If the start fails, there is a second attempt in another folder, as long as ``wanted()`` is true; ``say`` shows a
-    line about it to the user. No process of a failed start is left running. Raises :class:`RayNotStarted` if the second
-    attempt fails too, and :class:`UserError` if ``engine.spill_dir`` is the cause.
+    If the start fails, there is a second attempt in another folder, as long as ``wanted()`` is true; ``say(line)``
+    shows a line about it to the user. No process of a failed start is left running. Raises :class:`RayNotStarted` if
+    the second attempt fails too, and :class:`UserError` if ``engine.spill_dir`` is the cause.
     """
     for name, value in OF_CLUSTER.items():
         os.environ.setdefault(name, value)
@@ -88,8 +88,8 @@ def ray_folder() -> Path:
 def private_folder() -> Path:
     """Returns the folder in which the clusters that fedray starts keep their files, such as ``/tmp/fedray-1000/ray``.
 
-    It is :func:`ray_folder` if others can't enter the folder around that, and else lies in a folder of this user's
-    beside it. The folder around it is made by :func:`_make_private`.
+    If no other user can enter the folder that contains :func:`ray_folder`, the result is :func:`ray_folder` itself.
+    Otherwise it is in a folder of this user's, which :func:`start_cluster` makes, and which nobody else can enter.
     """
     folder = ray_folder()
     with contextlib.suppress(OSError):
@@ -148,8 +148,8 @@ def end_processes() -> None:
 
 
 def remove_files() -> None:
-    """Removes the files, such as logs, of the clusters that this process has started, which must have been shut
-    down."""
+    """Removes the files, such as logs, of the Ray clusters that this process has started. These must have been shut
+    down; if processes of them still run, they are killed."""
     end_processes()
     while _sessions:
         session = _sessions.pop()

@@ -1,4 +1,4 @@
-"""What a run needs once on each node besides the server's: access to clients' states, and sums over clients."""
+"""The Ray actor that a run has on each node but the server's, for access to clients' states and sums of uploads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedray.experiment.experiment import Experiment
 
 
 class NodeActor:
-    """An actor on a node other than the server's. It gives access to the files with clients' states there, for
-    checkpoints and for client actors on other nodes, and adds up what the client actors of its node have uploaded. It
-    survives these client actors."""
+    """A Ray actor on a node other than the server's. It gives access to the files with clients' states there (what
+    clients keep between rounds), for checkpoints and for client actors on other nodes. It also adds up what clients
+    have uploaded on its node. It goes on when client actors there die. ``server`` is Ray's id of the server's node."""
 
     def __init__(self, experiment: Experiment, server: str) -> None:
         self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)
 
     def read(self, file: StateFile) -> State:
-        """Returns the arrays of the client state in ``file``, a file on this node, by name."""
+        """Returns the client state in ``file``, a file on this node, as float32 arrays by name."""
         # this actor may have replaced one that died
         self.states.hold()
         return self.states.read(file)
@@ -33,29 +33,33 @@ class NodeActor:
         self.states.drop(files)
 
     def begin(self) -> None:
-        """Makes an empty folder for clients' states on this node. What this run left there before it was killed, and
-        what others left that are over, is removed."""
+        """Makes an empty folder for this run's client states on this node. First removes what the run left there if it
+        was killed before, and what other runs that have ended left beside it."""
         self.states.clear()
         self.states.clear_others()
         self.states.hold()
 
     def end(self) -> None:
-        """Removes all files with clients' states of this run from this node, once its client actors here are gone."""
+        """Removes all files with clients' states of this run from this node. Waits for up to :data:`ENDING_SECONDS`
+        until the run's client actors here are gone."""
         self.states.clear(ENDING_SECONDS)
 
     @ray.method(concurrency_group=ASKED)
     def alive(self) -> None:
-        """Answers at once, whatever the actor does."""
+        """Returns at once, even while the actor does something else. The server takes this as a sign of life."""
 
     def add_up(self, members: int, before: Sums | None, parts: Sequence[Any]) -> Sums:
-        """Returns the sum of ``before`` and of ``parts``, references to sums that lie on this node, for a cohort with
-        ``members`` clients."""
+        """Adds up sums of uploads that are on this node, and returns the total. ``members`` is the number of clients of
+        the cohort. ``before`` is an earlier total to which the sums are added, or None. ``parts`` are Ray's references
+        to the sums."""
         return added_up(members, [before or {}, *(ray.get(part) for part in parts)])
 
 
 def added_up(members: int, parts: Iterable[Sums]) -> Sums:
-    """Returns the sums ``parts`` over some of a cohort's ``members`` clients, added up along the summation tree: two
-    neighbouring nodes become the node above them."""
+    """Returns the total of ``parts``, sums of uploads over some of a cohort's ``members`` clients. Each part, and the
+    total, has for each upload, by name, the float64 arrays at some nodes ``(level, index)`` of the summation tree, a
+    fixed binary tree over the cohort. If both children of a node are there, their sum, as the node's value, replaces
+    them."""
     trees: dict[str, TreeSum] = {}
     for sums in parts:
         for name, nodes in sums.items():

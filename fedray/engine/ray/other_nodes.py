@@ -1,4 +1,4 @@
-"""Gives access to what lies on other nodes than the server's: clients' states, and sums over clients."""
+"""Gives the server access to what is on the other nodes of a run: clients' states, and sums of uploads."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ START_SECONDS = 60.0
 
 
 class OtherNodes:
-    """The nodes of a run besides the server's. Each has a :class:`NodeActor`, from the time on at which it is first
-    needed. ``here`` is the folder with clients' states on the server's node. ``say`` shows a line to the user, and
-    ``note`` writes one into the run's log. ``saved_at()`` returns the time of the run's last checkpoint."""
+    """The nodes of a run besides the server's, through which the server reaches the clients' states (what clients keep
+    between rounds) there. Each has a :class:`NodeActor`, a Ray process that is started when it is first needed.
+
+    ``here`` is the folder with clients' states on the server's node. ``say(line)`` shows a line to the user, and
+    ``note(line)`` writes one into the run's log. The attribute ``saved_at``, which the server sets, is a function that
+    returns the time (``time.monotonic()``) of the run's last checkpoint, or minus infinity if there is none.
+    """
 
     def __init__(
         self, experiment: Experiment, here: StateFolder, say: Callable[[str], None], note: Callable[[str], None]
@@ -49,8 +53,8 @@ class OtherNodes:
         self._hosts: dict[str, str] = {}
 
     def add(self, node: str, host: str) -> None:
-        """Notes that ``node``, whose host is called ``host``, has client actors of the run. If clients keep states,
-        those that a killed run may have left there are removed."""
+        """Notes that a client actor of the run has started on ``node`` (Ray's id), a machine with the name ``host``. If
+        clients keep states between rounds, states that this run left there when it was killed before are removed."""
         if node == self.here.node or node in self._hosts:
             return
         self._hosts[node] = host
@@ -58,7 +62,7 @@ class OtherNodes:
             self._answer(node, "begin", patient=True)
 
     def actor(self, node: str) -> Any:
-        """Returns Ray's handle of the :class:`NodeActor` on ``node``, which is started if there is none yet."""
+        """Returns Ray's handle of the :class:`NodeActor` on ``node`` (Ray's id), which is started if there is none."""
         if node not in self._actors:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
@@ -68,14 +72,15 @@ class OtherNodes:
         return self._actors[node]
 
     def forget(self, node: str) -> None:
-        """Ends the :class:`NodeActor` on ``node``, because it has failed. Another one is started when it is needed."""
+        """Ends the :class:`NodeActor` on ``node`` (Ray's id), which has failed. A new one is started when needed."""
         actor = self._actors.pop(node, None)
         if actor is not None:
             ray.kill(actor)
 
     def near(self, handle: Handle | None, node: str) -> Handle | None:
-        """Returns a handle of a client's state that an actor on ``node`` can resolve: a file on that node, or a
-        reference to an object that Ray sends there."""
+        """Returns a handle by which a client actor on ``node`` (Ray's id) can read the vectors of ``handle``, a
+        client's state or an earlier model. A file on another node is replaced by Ray's reference to its content. None
+        and all other handles are returned as they are."""
         if not isinstance(handle, StateFile) or handle.node == node:
             return handle
         if handle.node == self.here.node:
@@ -83,14 +88,14 @@ class OtherNodes:
         return self.actor(handle.node).read.remote(handle)
 
     def store(self, file: StateFile, target: Path) -> None:
-        """Writes the client's state in ``file`` to the file ``target`` on the server's node."""
+        """Writes the client's state in ``file``, on any node, to the file ``target`` on the server's node."""
         if file.node == self.here.node:
             self.here.store(file, target)
         else:
             save_file(self._answer(file.node, "read", file), target)
 
     def drop(self, files: Iterable[StateFile]) -> None:
-        """Removes ``files``, which are no longer needed."""
+        """Removes ``files``, which are no longer needed, on whatever nodes they are. Does not wait for other nodes."""
         by_node: dict[str, list[StateFile]] = {}
         for file in files:
             by_node.setdefault(file.node, []).append(file)
@@ -99,16 +104,18 @@ class OtherNodes:
             self.actor(node).drop.remote(there)
 
     def hosts_of(self, files: Iterable[StateFile]) -> list[str]:
-        """Returns the names of the other hosts on which ``files`` lie."""
+        """Returns the names of the machines, other than the server's, on which ``files`` are."""
         nodes = {file.node for file in files}
         return sorted(self._hosts[node] for node in nodes if node in self._hosts)
 
     def check(self, node: str, heard: float, asks: bool = False) -> None:
-        """Raises :class:`StateLost` if it is time to give up the clients' states on ``node``, which was heard of last
-        at ``heard``. With ``asks`` the node is asked for a sign of life before.
+        """Raises :class:`StateLost` if ``node`` (Ray's id) has been silent for so long that the clients' states on it
+        are given up, and the run goes back to its last checkpoint. ``heard`` is the time (``time.monotonic()``) of the
+        last sign of life. With ``asks`` the node is asked for another one first, and nothing is raised if it answers.
 
-        This is the case after ``engine.answer_timeout``, and after as many seconds as there were between the last
-        checkpoint and the silence: what would have to be done again has cost no more than the waiting by then.
+        States are given up after ``engine.answer_timeout`` seconds of silence, but not before the silence has lasted as
+        long as the time from the last checkpoint to the last sign of life. By then waiting has cost as much as doing
+        the work of that time again. Without checkpoints states are never given up.
         """
         waited = time.monotonic() - heard
         if waited >= max(self.experiment.config.engine.answer_timeout, heard - self.saved_at()):
@@ -117,13 +124,14 @@ class OtherNodes:
             raise StateLost(f"no answer from {self._hosts[node]} for {waited:.0f} s, and clients' states are on it")
 
     def clear(self, nodes: Iterable[str]) -> None:
-        """Removes all clients' states of the run from those of ``nodes`` that answer."""
+        """Removes the run's client states from ``nodes`` (Ray's ids), as far as they answer within seconds."""
         if self.experiment.keeps_states:
             self._ask("begin", [node for node in nodes if node in self._actors], SAY_SECONDS)
 
     def close(self, silent: Collection[str] = ()) -> None:
-        """Removes all clients' states once the client actors, which must have been told to end, are gone, and ends the
-        actors on other nodes. The nodes ``silent`` give no answer, and are not waited for."""
+        """Removes all clients' states of the run, also from the server's node, and ends the actors on other nodes. It
+        is called after the client actors were told to end. The nodes ``silent`` (Ray's ids) give no answer, and are not
+        waited for. If states stay there, the user is told."""
         if self.experiment.keeps_states:
             self._remove_states(silent)
         for actor in self._actors.values():
@@ -200,6 +208,6 @@ class OtherNodes:
 
 
 def files_of(task: Task) -> list[StateFile]:
-    """Returns the files with clients' states, and with models that clients have received, that ``task`` needs."""
+    """Returns the files that ``task`` needs: clients' states, and models that clients received in earlier rounds."""
     handles = [*getattr(task, "states", ()), *getattr(task, "received", ())]
     return [handle for handle in handles if isinstance(handle, StateFile)]

@@ -1,4 +1,4 @@
-"""A pool of Ray actors. If an actor dies or does not answer, another one does its tasks."""
+"""Gives the tasks of a run to Ray actors. If an actor dies or does not answer, another one does its tasks."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ TICK = 1.0
 
 
 class RayPool:
-    """The pool of the Ray engine: the client actors of a run, which may be on many nodes. An actor that dies is
-    replaced, and the tasks of one that does not answer are given to others.
+    """The pool of the Ray engine: the workers that train and evaluate a run's clients. Each is a Ray process (a client
+    actor) on any node. One that dies is replaced, and the tasks of one that does not answer are given to others.
 
-    ``actors`` have been created by the driver, and the pool waits for them for ``engine.start_timeout`` seconds.
-    ``states`` is the folder with clients' states on the server's node. ``say(line)`` shows a line to the user, and
-    ``note(line)`` writes one into the run's log. ``machines`` has a description of each process that has been an actor
-    of the pool, and ``joined(machine)`` is called for each new one.
+    ``data`` is the data set in Ray's object store. ``actors`` are Ray's handles of the client actors that the user's
+    process has created; the constructor waits for them, at most ``engine.start_timeout`` seconds. ``states`` is the
+    folder on the server's node for the states that clients keep between rounds. ``say(line)`` shows a line to the user,
+    and ``note(line)`` writes one into the run's log. ``machines`` has a description of each process that has been an
+    actor, and ``joined(description)``, which the server may replace, is called for each new one.
     """
 
     def __init__(
@@ -96,12 +97,13 @@ class RayPool:
 
     @property
     def slots(self) -> int:
-        """The number of actors that can do tasks now."""
+        """The number of client actors that can be given tasks now, or 1 if there are none."""
         return max(1, len(self._active()))
 
     @property
     def regions(self) -> Sequence[Region]:
-        """The actors of each node."""
+        """A :class:`Region` for each node with client actors: how many there are, and the sum of their speeds in
+        samples per second (1 for each actor until all speeds are known)."""
         active, speeds = self._active(), self._speeds()
         self._regions = sorted({member.node for member in active}) or [""]
         return [
@@ -119,12 +121,12 @@ class RayPool:
 
     @property
     def task_fraction(self) -> float:
-        """How large the next task of a round should be, as a fraction of an even share, which is the remaining work
-        divided by the number of actors.
+        """The size that the next task of a round should have, as a fraction of an even share (the remaining work
+        divided by the number of actors).
 
-        It is small enough that the slowest actor finishes its task before the others run out of work: slowest speed /
-        mean speed / :data:`MARGIN`. With speeds of 100 and 300 samples a second, it is 100 / 200 / 1.2 = 0.42. It is
-        0.5 until the speed of every actor is known.
+        It is slowest speed / mean speed / :data:`MARGIN`, so that the slowest actor finishes its task before the others
+        run out of work. With 100 and 300 samples a second it is 100 / 200 / 1.2 = 0.42, and 0.5 as long as a speed is
+        unknown.
         """
         speeds = self._speeds().values()
         return min(speeds) / statistics.fmean(speeds) / MARGIN if speeds else 0.5
@@ -170,8 +172,7 @@ class RayPool:
         return ready
 
     def _taken(self, reference: Any) -> Iterator[tuple[Any, Any]]:
-        """Yields the task and the result to which ``reference`` refers, unless the task was done by another actor
-        already, or has to be done again."""
+        """Yields the task and the result of ``reference``, unless the task is done already or has to be done again."""
         sent = self._sent.pop(reference)
         task, member, wanted = sent.task, sent.member, id(sent.task) in self._left
         try:
@@ -214,8 +215,8 @@ class RayPool:
         yield task, result
 
     def _not_fetched(self, sent: Sent) -> None:
-        """Notes that the data of a task could not be fetched. Raises :class:`StateLost` if that happens again, and it
-        is time to give the clients' states up."""
+        """Notes that an actor could not fetch the data of its task from another node. Raises :class:`StateLost` if this
+        happens again, and that node has been silent for too long."""
         task, member, files = sent.task, sent.member, files_of(sent.task)
         there = f"no answer from {' and '.join(self.nodes.hosts_of(files)) or 'a host'} to {member.host}"
         self._watch.say_once(there, f"{there}; doing {work_of([task])} again until there is one")
@@ -228,7 +229,7 @@ class RayPool:
                 self.nodes.check(node, sent.at)
 
     def _ask_for_sums(self) -> None:
-        """Asks for the sum of each node whose actors have nothing more to do in this phase."""
+        """Asks each node whose actors have nothing more to do in this phase for the sum of its clients' uploads."""
         if not self._sums.groups or self._queue:
             return
         busy = {sent.member.node for sent in self._sent.values() if id(sent.task) in self._left}
@@ -247,8 +248,8 @@ class RayPool:
             self._without_sum(reference)
 
     def _without_sum(self, reference: Any) -> None:
-        """Has the tasks done again whose sum, which ``reference`` refers to, does not come. Raises
-        :class:`ClientError` if that happens more than ``engine.max_retries`` times in a row."""
+        """Has tasks done again because the sum of their uploads, to which ``reference`` refers, was lost or does not
+        come. Raises :class:`ClientError` if a task has been lost more than ``engine.max_retries`` times."""
         group = self._sums.coming.pop(reference)
         tasks = [task for task, _ in group.results]
         self.nodes.forget(group.node)
@@ -279,8 +280,8 @@ class RayPool:
         self.actors.replace(f"a client actor on {member.host} (pid {member.pid}) does not answer any more")
 
     def _look_around(self) -> None:
-        """Looks after actors that do not answer, about once a second. Raises :class:`UserError` if no actor has been
-        left for ``engine.start_timeout`` seconds."""
+        """Checks, about once a second, for actors that do not answer and sums that do not come. Raises
+        :class:`UserError` if no actor has been left for ``engine.start_timeout`` seconds."""
         now = time.monotonic()
         if now - self._looked < TICK:
             return
@@ -306,8 +307,8 @@ class RayPool:
             self.nodes.check(node, self._heard[node], asks=True)
 
     def start_over(self) -> None:
-        """Prepares the pool for a run that goes back to its last checkpoint: nobody needs the results of the tasks that
-        are being done, or the clients' states on other nodes."""
+        """Prepares the pool for going back to the run's last checkpoint: forgets the tasks that are being done, whose
+        results nobody needs any more, and removes the clients' states on other nodes than the server's."""
         self._left, self._owners = set(), {}
         self._sums.clear()
         self.nodes.clear(self._answering_nodes())
@@ -363,9 +364,8 @@ class RayPool:
         return replace(task, states=states, received=[received[each] for each in task.received])
 
     def _choose(self, member: Member, active: Sequence[Member]) -> Task | None:
-        """Returns the first task in the queue that ``member`` should get if there was a previous phase: one whose
-        previous phase this actor did itself, or whose previous phase was done by an actor that gets no tasks any more.
-        Returns None if there is no such task."""
+        """Returns the first task in the queue whose previous phase was done by ``member``, or by an actor that gets no
+        tasks any more. Returns None if there is no such task."""
         for task in self._queue:
             owner = self._owners.get(task.start)
             if owner is member or owner not in active:

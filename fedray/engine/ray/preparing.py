@@ -34,8 +34,8 @@ PIECE = 64 << 20
 
 
 class NodeReader:
-    """A Ray actor on another node for ``fedray data prepare``. It reads samples there, and writes the node's copy of
-    the files that are made from the samples."""
+    """A Ray actor on another node, for ``fedray data prepare``, which writes the samples of a data set to memory-mapped
+    files. The actor reads samples on its node, and writes the node's copy of the finished files."""
 
     def __init__(self) -> None:
         self.fillings: dict[tuple[str, ...], Filling] = {}
@@ -43,28 +43,28 @@ class NodeReader:
         self.token = uuid.uuid4().hex
 
     def about(self) -> tuple[str, int]:
-        """Returns the name of the actor's node, and the number of its processors."""
+        """Returns the name of the actor's node, and the number of its processors, as a pair."""
         return platform.node(), os.cpu_count() or 1
 
     def obstacle(self, items: LazyItems, digest: str) -> str | None:
         """Returns the reason why this node can't read ``items``, the samples of a data set, or None if it can.
-        ``digest`` is the digest of the data set on the driver's node, to which this node's must be equal."""
+        ``digest`` is the digest of the data set on the node where the command was started; it must be the same here."""
         try:
             return None if items.digest() == digest else f"its files of {items.name} are others"
         except UserError as error:
             return str(error)
 
     def load(self, files: tuple[str, ...], filling: Sequence[Any], chunk: int) -> list[np.ndarray]:
-        """Reads the chunk of samples with the number ``chunk``, and returns an array for each of ``files``, the paths
-        of the files to be filled. ``filling`` is a list with one entry, Ray's reference to the :class:`Filling` that
-        reads the chunk. It is fetched only at the first call with these ``files``."""
+        """Reads one chunk of samples, whose number is ``chunk``. Returns an array ``[samples, ...]`` for each of
+        ``files``, the paths of the files that are to be filled. ``filling`` is a list with one entry, Ray's reference
+        to the :class:`Filling` that reads the chunk. It is fetched only at the first call with these ``files``."""
         if files not in self.fillings:
             self.fillings[files] = ray.get(filling[0])
         return self.fillings[files].load(chunk)
 
     def has(self, folder: Path, columns: str) -> bool:
-        """Returns whether this node already has ``folder`` with intact files, and with ``columns`` as the text of the
-        file that describes them."""
+        """Returns whether this node already has a copy of ``folder``, the folder of mapped files, with intact files.
+        ``columns`` is the text that must be in its file :data:`COLUMNS`, which describes the other files."""
         place = folder / COLUMNS
         if not place.exists() or place.read_text() != columns:
             return False
@@ -76,8 +76,8 @@ class NodeReader:
         return True
 
     def begin(self, folder: Path, size: int) -> None:
-        """Begins this node's copy of ``folder``, which will have ``size`` bytes, in an empty temporary folder. Raises
-        :class:`UserError` if the disk is too small."""
+        """Begins this node's copy of ``folder``, the folder of mapped files, in an empty temporary folder. ``size`` is
+        the number of bytes that the copy will have. Raises :class:`UserError` if the disk has less room."""
         staging = self._staging(folder)
         staging.mkdir(parents=True)
         free = shutil.disk_usage(staging).free
@@ -87,13 +87,13 @@ class NodeReader:
             )
 
     def append(self, folder: Path, name: str, piece: np.ndarray) -> None:
-        """Appends the bytes ``piece`` to the file ``name`` of this node's unfinished copy of ``folder``."""
+        """Appends ``piece``, bytes as a uint8 array, to the file ``name`` of this node's copy of ``folder``."""
         with (self._staging(folder) / name).open("ab") as file:
             file.write(piece.data)
 
     def finish(self, folder: Path, columns: str) -> None:
-        """Completes this node's copy of ``folder``: adds the file that describes the other files, with the text
-        ``columns``, checks the files, and moves the copy to ``folder``, in place of an earlier one."""
+        """Completes this node's copy of ``folder``: writes ``columns``, the text that describes the files, to
+        :data:`COLUMNS`, checks all files, and moves the copy to ``folder``, in place of an earlier one."""
         staging = self._staging(folder)
         (staging / COLUMNS).write_text(columns)
         for file in staging.glob("*.npy"):
@@ -112,12 +112,15 @@ class NodeReader:
 def map_on_cluster(
     arrays: dict[str, Any], folder: Path, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Writes the samples in ``arrays`` to memory-mapped files in ``folder``, as
-    :func:`fedray.data.storage.mapping.map_arrays` does, and returns the mapped arrays. All nodes of this process's Ray
-    cluster that have the data set read samples. Nodes that do not share the folder get a copy of the files.
+    """Writes samples to memory-mapped files in ``folder`` with the help of all nodes of the Ray cluster that this
+    process is connected to, and returns the mapped arrays. Nodes that have the data set read samples too. Nodes that do
+    not share the folder get a copy of the files. The files are as :func:`fedray.data.storage.mapping.map_arrays` makes
+    them.
 
-    ``progress(done, total)`` is called with numbers of items, and ``say`` shows a line to the user. Raises
-    :class:`UserError`, which names the node, if another node fails while it reads or writes samples.
+    ``arrays`` has, by name, arrays, tuples and dicts of arrays, or items that are read one by one (:class:`LazyItems`).
+    The result has the same names and structures. ``progress(done, total)`` is called with numbers of items, and
+    ``say(line)`` shows a line to the user. Raises :class:`UserError`, which names the node, if another node fails at
+    reading or writing samples, and :class:`ClientError` if it is lost.
     """
     items = [tree for tree in arrays.values() if isinstance(tree, LazyItems)]
     ship_user_code(type(each.dataset) for each in items)

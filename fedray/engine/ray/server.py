@@ -29,9 +29,12 @@ BATCH_SECONDS = 0.1
 
 
 class ServerActor:
-    """The Ray actor that runs the rounds. ``actors`` are the client actors, which the driver starts before the server
-    to save time. The driver calls :meth:`run`, and meanwhile :meth:`next` repeatedly, to learn what has happened in
-    the run."""
+    """The Ray actor that runs the rounds. The driver (the user's process) creates it, and calls :meth:`run`. Meanwhile
+    it calls :meth:`next` repeatedly, to learn what has happened in the run.
+
+    ``data`` is the data set in Ray's object store. ``actors`` are Ray's handles of the client actors, which the driver
+    starts before the server to save time.
+    """
 
     def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
         self.experiment, self.data, self.actors = experiment, data, actors
@@ -43,8 +46,8 @@ class ServerActor:
         self.unrecorded: list[str] = []
 
     def run(self, lockstep: bool) -> None:
-        """Runs the experiment to its end. With ``lockstep`` the server waits for the driver's answer after each round,
-        which the driver sends by :meth:`next`."""
+        """Runs the experiment to its end. With ``lockstep`` the server waits after each round until the driver has
+        answered, by calling :meth:`next`, whether the run must stop."""
         try:
             for events in self._run(lockstep):
                 self.events.put(events)
@@ -52,11 +55,12 @@ class ServerActor:
             self.events.put(None)
 
     def next(self, answer: bool | None) -> list[Any] | None:
-        """Waits for the next events of the run and returns them as a list of pairs, or None at the end of the run.
+        """Waits for the next events of the run. Returns them as a list of pairs ``(kind, value)``, or None at the end
+        of the run.
 
-        The events are ("said", line), ("started", number of rounds that are already done) and ("round", report).
-        ``answer`` says whether the run must stop after the round that was returned last; it is None if the run does not
-        wait for an answer.
+        The events are ("said", a line for the user), ("started", number of rounds that are already done) and ("round",
+        :class:`~fedray.engine.callbacks.Report`). ``answer`` says whether the run must stop after the round that was
+        returned last. It is None if the run does not wait for an answer.
         """
         if answer is not None:
             self.answers.put(answer)
@@ -138,9 +142,13 @@ class ServerActor:
 
     @neutral()
     def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the last round for a callback that runs in the driver. ``what``, ``name`` and the result
-        are as in :meth:`fedray.engine.run.Run.look`. It can be called until the callback has returned, because the run
-        waits for it."""
+        """Returns a part of the last round for a callback that runs in the driver. It can be called until the callback
+        has returned, because the run waits for it.
+
+        If ``what`` is "clients", "evaluation" or "layers", the result has the columns of this table by name, or is None
+        if the round has no such table. If ``what`` is "model", it has the tensors, by name, of the algorithm's further
+        model ``name``, or of the evaluated model if ``name`` is None.
+        """
         assert self.opened is not None
         return self.opened.look(what, name)
 
@@ -159,6 +167,6 @@ class ServerActor:
             self.opened.recorder.note(line)
 
     def stop(self) -> None:
-        """Ends the run after the round in progress, when the user has asked for it."""
+        """Ends the run after the round in progress. The driver calls it when the user has asked for that."""
         self.stop_asked.set()
         self.answers.put(True)

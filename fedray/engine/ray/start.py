@@ -39,13 +39,14 @@ def _busy() -> str:
 
 
 class RayStart:
-    """Connects this process to Ray in a separate thread, while torch and the data are loaded. It is a context, and
-    closes the connection at its end.
+    """A context manager that connects this process to Ray in a separate thread, so that torch and the data can be
+    loaded meanwhile. It closes the connection at its end.
 
-    With ``at_once`` the thread starts immediately, otherwise when the connection is first needed. At the end of the
-    context a cluster that was started here is shut down, and its files are removed. If an error ends the context, the
-    files stay, because of their logs, and it does not wait for a connection that is still being made. If this process
-    was connected before, that connection is used and stays open.
+    ``engine`` is the section ``engine`` of the configuration, and ``say(line)`` shows a line to the user. With
+    ``at_once`` the thread starts immediately, otherwise when the connection is first needed. At the end of the context
+    a cluster that was started here is shut down, and its files are removed. If an exception ends the context, the files
+    stay, because of their logs, and a connection that is still being made is not waited for. If this process was
+    connected before, that connection is used and stays open.
     """
 
     def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
@@ -93,8 +94,8 @@ class RayStart:
     def ready(self) -> bool:
         """Waits for the connection to Ray, and tells the user if that takes long.
 
-        Returns true if the cluster was started here; other nodes can't join such a cluster. Raises
-        :class:`fedray.errors.RayNotStarted` if Ray could not be started.
+        Returns True if the cluster was started here, so that no other node can join it, and False if it was there
+        already. Raises :class:`fedray.errors.RayNotStarted` if Ray could not be started.
         """
         if self._thread.ident is None:
             self._thread.start()
@@ -116,9 +117,9 @@ class RayStart:
         return resources().get("GPU", 0.0)
 
     def missing(self, check: Callable[[], str | None]) -> str | None:
-        """Waits for the connection to Ray, and calls ``check()`` on all nodes. ``check()`` returns what a node lacks,
-        such as a compiler, or None. Returns the first result that is not None, followed by the node's name, or None if
-        no node lacks anything."""
+        """Waits for the connection to Ray, and finds out whether a node of the cluster lacks something that the run
+        needs, such as a compiler. For this, ``check()`` is called on all nodes; it returns a text that says what is
+        missing, or None. Returns the first text, followed by the node's name, or None if no node lacks anything."""
         self.ready()
         from fedray.engine.ray.cluster import missing_on_nodes
 

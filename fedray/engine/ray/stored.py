@@ -25,8 +25,9 @@ _fetched: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
 @dataclass(frozen=True)
 class StoredData:
-    """A :class:`FederatedData` in Ray's object store, to be sent to actors. ``samples`` is a reference to its large
-    arrays, which all processes of a node share, and ``rest`` a reference to everything else."""
+    """A partitioned data set (:class:`FederatedData`) in Ray's object store, in a form that is small enough to send to
+    actors. ``samples`` is Ray's reference to the large arrays, which all processes of a node share, and ``rest`` is a
+    reference to everything else."""
 
     samples: Any
     rest: Any
@@ -51,8 +52,8 @@ def store(data: FederatedData) -> StoredData:
 
 @dataclass(frozen=True)
 class StoredSource:
-    """A :class:`Source`, a data set before it is partitioned, in Ray's object store. The trials of a sweep share it.
-    ``samples`` is a reference to its samples, and ``rest`` is the source without samples."""
+    """A data set before it is partitioned among clients (:class:`Source`) in Ray's object store. The trials of a sweep
+    share it. ``samples`` is Ray's reference to its samples, and ``rest`` is the source without samples."""
 
     samples: Any
     rest: Source
@@ -67,8 +68,8 @@ class StoredSource:
 
 
 def store_source(source: Source) -> StoredSource:
-    """Puts the samples of ``source`` into Ray's object store, and returns the source with a reference to them, which is
-    small enough to send to all trials of a sweep."""
+    """Puts the samples of the data set ``source`` into Ray's object store. Returns the source with a reference in place
+    of the samples, which is small enough to send to all trials of a sweep."""
     arrays = (source.x_train, source.y_train, source.x_test, source.y_test)
     samples = ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
     return StoredSource(samples, replace(source, x_train=_NONE, y_train=_NONE, x_test=_NONE, y_test=_NONE))

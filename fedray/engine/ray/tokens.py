@@ -1,5 +1,5 @@
-"""Decides whether a Ray cluster is shown the user's token. It imports no Ray, because Ray reads the decision when it is
-imported."""
+"""Decides whether a Ray cluster is shown the user's token. This module imports no Ray, because Ray reads the decision
+when it is imported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from fedray.config import EngineConfig
 
 
 def authentication(engine: EngineConfig) -> dict[str, str]:
-    """Returns the environment variable with which Ray shows the user's token to a cluster, or an empty dict.
+    """Returns the environment variable that makes Ray show the user's token to the cluster that a run connects to, as
+    ``{"RAY_AUTH_MODE": "token"}``, or an empty dict if the token is not to be shown. ``engine`` is the section
+    ``engine`` of the configuration.
 
-    A cluster that ``ray start`` has made asks for the token, if the user has one. Ray shows it by itself to clusters
-    that it has found itself, but not to the address that fedray gives it. A cluster at an address that the user has
-    named gets a token only if the user has set the variable.
+    A cluster that ``ray start`` has made asks for the token, if the user has one. Ray shows it without this variable
+    only to a cluster that Ray itself has found, but fedray passes an address to Ray. If the user has named a cluster
+    (``engine.address`` or ``RAY_ADDRESS``), it gets the token only if the user has set the variable, too.
     """
     named = (engine.address or os.environ.get("RAY_ADDRESS") or "auto") not in ("auto", "local")
     if named or not has_token():
@@ -24,7 +26,8 @@ def authentication(engine: EngineConfig) -> dict[str, str]:
 
 
 def has_token() -> bool:
-    """Returns whether the user has a token for Ray's clusters, where Ray looks for it."""
+    """Returns whether the user has a token for Ray's clusters in one of the places where Ray looks for it: the variable
+    ``RAY_AUTH_TOKEN``, or a file, ``RAY_AUTH_TOKEN_PATH`` or else ``~/.ray/auth_token``."""
     if "RAY_AUTH_TOKEN" in os.environ:
         return True
     with contextlib.suppress(RuntimeError):  # no home folder

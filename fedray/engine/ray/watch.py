@@ -29,12 +29,12 @@ too. What holds it up may be a connection that is only now being made again afte
 
 @dataclass(eq=False)
 class Sent:
-    """The task ``task`` as it was sent to ``member``, with a ``number`` that grows with each task. ``at`` is the time.
-    ``sums`` is a reference to the partial sums over its clients if they may stay on the member's node, and otherwise
-    None.
+    """A task that was sent to a client actor, and whose result has not come yet.
 
-    ``missing`` is the time since which the actor has nothing to do with this task any more, although the result is not
-    here, and ``elsewhere`` says that the task was given to another actor, too.
+    ``member`` is the actor, and ``number`` grows with each task that is sent. ``sums`` is Ray's reference to the sums
+    of the clients' uploads if these may stay on the actor's node, and otherwise None. ``at`` is the time
+    (``time.monotonic()``) of sending. ``missing`` is the time at which the actor was found not to have the task (any
+    more), although no result has come, or None. ``elsewhere`` says that the task was given to another actor, too.
     """
 
     member: Member
@@ -46,7 +46,8 @@ class Sent:
     elsewhere: bool = False
 
     def expected(self) -> float:
-        """Returns how many seconds the task should take, or infinity if that is not known."""
+        """Returns how many seconds the task should take at the actor's speed so far. This is infinity if it is not
+        known: before the actor's first task is done, and for tasks that are not of a round's first phase."""
         speed = self.member.speed
         if speed is None or not isinstance(self.task, PhaseTask) or self.task.phase:
             return math.inf
@@ -54,15 +55,16 @@ class Sent:
 
 
 def work_of(tasks: Sequence[Task]) -> str:
-    """Returns what ``tasks`` are as a text: ``4 clients``, ``an evaluation``."""
+    """Returns a text for messages that says what ``tasks`` do: ``4 clients``, ``an evaluation``, or both with "and"."""
     clients = sum(len(task.ids) for task in tasks if not isinstance(task, EvalTask))
     found = [f"{clients} client{'s' if clients > 1 else ''}"] if clients else []
     return " and ".join([*found, *(["an evaluation"] if any(isinstance(task, EvalTask) for task in tasks) else [])])
 
 
 def overdue(owed: Sequence[Sent], now: float, by: float = 0.0) -> list[Sent]:
-    """Returns those of the tasks ``owed`` by one actor that take more than ``by`` seconds longer than twice the time
-    that was expected of them and of those before them, which the actor does first."""
+    """Returns the late tasks of one actor. ``owed`` are the tasks that it was sent, in the order in which it does them.
+    A task is late if more than ``by`` seconds have passed in addition to twice the time that was expected of it and of
+    the tasks before it, counted from when the first was sent. ``now`` is the current time (``time.monotonic()``)."""
     expected, found = 0.0, []
     for sent in owed:
         expected += sent.expected()
@@ -72,12 +74,18 @@ def overdue(owed: Sequence[Sent], now: float, by: float = 0.0) -> list[Sent]:
 
 
 class Watch:
-    """Watches the actors that owe results. ``sent`` has the tasks that they do, by the reference of the result,
-    ``alive`` are all actors that have started, and ``owing`` the nodes that owe a sum over clients. ``say`` shows a
-    line to the user.
+    """Watches the client actors that owe results: notices those that do not answer, and answers that were lost on their
+    way, and has the tasks done again. The pool calls :meth:`look` about once a second.
 
-    ``again(sent)`` is called if a task must be given to an actor once more. ``limit`` is ``engine.answer_timeout``, the
-    seconds after which this happens, and after ``patience`` seconds of silence ``lost(member)`` is called.
+    Args:
+        alive: Returns the actors that have started and were not given up.
+        sent: The tasks whose results have not come, by Ray's reference to the result.
+        owing: Returns Ray's ids of the nodes that owe a sum of uploads.
+        say: ``say(line)`` shows a line to the user.
+        again: ``again(sent)`` has a task done by another actor.
+        lost: ``lost(member)`` replaces an actor.
+        limit: ``engine.answer_timeout``, the seconds of silence after which ``again`` is called for an actor's tasks.
+        patience: The seconds of silence after which ``lost`` is called.
     """
 
     def __init__(
@@ -100,7 +108,7 @@ class Watch:
         self._arrived = time.monotonic()
 
     def arrived(self, member: Member) -> None:
-        """Notes that a result of ``member`` has come."""
+        """Notes that a result of the actor ``member`` has come, which is a sign of life, too."""
         self._arrived, member.answers_lost, member.rests = time.monotonic(), 0, 0
         self._heard(member)
 
@@ -111,7 +119,8 @@ class Watch:
             self.say(f"{member.host} answers again")
 
     def hear(self, question: Any) -> None:
-        """Takes the answer to ``question``, which was in ``questions``."""
+        """Takes in the answer of an actor that was asked, as a sign of life, which task it is doing. ``question`` is
+        Ray's reference to the answer, a key of the attribute ``questions``. If the actor has died, it is replaced."""
         member = self.questions.pop(question)
         try:
             running = ray.get(question)
@@ -133,8 +142,9 @@ class Watch:
         return [sent for sent in self.sent.values() if sent.member is member]
 
     def look(self, idle: bool) -> None:
-        """Asks actors for a sign of life, tells the user about those that give none, and has their tasks done again.
-        ``idle`` says that some actor has nothing to do."""
+        """Asks silent actors for a sign of life, tells the user about those that give none, and has their tasks done by
+        others. ``idle`` says that some actor has nothing to do; it is then also given tasks that take another actor too
+        long."""
         now = time.monotonic()
         quiet: dict[str, list[Member]] = defaultdict(list)
         owing = self.owing()
@@ -160,7 +170,8 @@ class Watch:
         self._tell(quiet, now)
 
     def say_once(self, about: str, line: str) -> None:
-        """Shows ``line`` to the user, unless there was a line ``about`` the same thing just before."""
+        """Shows ``line`` to the user, unless one about the same thing was shown less than :data:`SAY_SECONDS` ago.
+        ``about`` is a text that identifies the thing."""
         now = time.monotonic()
         if now - self._said.get(about, 0.0) >= SAY_SECONDS:
             self._said[about] = now

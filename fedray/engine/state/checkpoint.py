@@ -39,7 +39,7 @@ time goes to the disk or to checksums, neither of which holds Python's global lo
 class Checkpoint:
     """Everything that a run needs to continue after round ``round``.
 
-    ``vectors`` are the server's models and tensors. ``states`` has the files of the clients' states, by client.
+    ``vectors`` are the server's models and tensors, packed. ``states`` has the files of the clients' states, by client.
     ``past`` has the files of the models of earlier rounds that clients or the server still need, by round. ``record``
     has what is stored as JSON: the server's table of numbers, the costs so far, and the like.
     """
@@ -61,13 +61,19 @@ def save(
     store: Callable[[str, Path], None],
     keep: int,
 ) -> Path:
-    """Writes a checkpoint of round ``round`` into ``folder``, removes all but the last ``keep`` checkpoints, and
-    returns the path of the new one.
+    """Writes a checkpoint, from which an interrupted run can continue, and removes older ones. Returns the path of the
+    new one.
 
-    ``vectors`` are the server's models and tensors, and ``record`` has values that JSON can store. ``states`` has the
-    names of the files with clients' states, by client, and ``past`` of those with earlier models, by round. All
-    checkpoints share these files, in the subfolder ``shared``. For each file that no earlier checkpoint has,
-    ``store(name, path)`` is called, which must write the file to ``path``.
+    Args:
+        folder: The folder for all checkpoints of the run.
+        round: The round after which the run can continue.
+        vectors: The server's models and tensors.
+        record: Further values, which JSON can store.
+        states: The name of the file with each client's state, by client.
+        past: The names of the files with models of earlier rounds, by round.
+        store: ``store(name, path)`` must write the file ``name`` (one of those in ``states`` or ``past``) to ``path``.
+            It is called for each file that no earlier checkpoint has. They lie in the subfolder ``shared``.
+        keep: How many checkpoints to keep, including the new one.
     """
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
@@ -109,7 +115,7 @@ def save(
 
 def load_last(folder: Path, warn: Any) -> Checkpoint | None:
     """Returns the newest undamaged checkpoint in ``folder``, or None if there is none. ``warn(line)`` is called for
-    each damaged checkpoint."""
+    each damaged one. Raises :class:`UserError` if the checkpoint was written by another version of fedray."""
     for path in reversed(_rounds(folder)):
         try:
             return _load(path)
@@ -121,11 +127,10 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
 
 
 def discard(folder: Path, after: int) -> None:
-    """Removes from ``folder`` all checkpoints after round ``after``, and the unfinished files of writers that
-    were interrupted.
+    """Removes from ``folder`` all checkpoints after round ``after``, and the unfinished files of interrupted writers.
 
-    A run that continues after that round has found the later checkpoints damaged. It repeats their rounds and writes
-    files with the same names, so all of the old files must be removed.
+    It is called when a run continues after that round because later checkpoints were damaged. The run repeats their
+    rounds and writes files with the same names, so all of the old files must be removed.
     """
     damaged = [path for path in _rounds(folder) if int(path.name.removeprefix("round-")) > after]
     for path in [*folder.glob(".round-*"), *damaged]:
@@ -200,11 +205,11 @@ def _each(do: Callable[[str], None], names: Iterable[str]) -> None:
 
 
 def flat_sha256(named: Mapping[str, Tensor]) -> str:
-    """Returns the sha256 of a model as hexadecimal digits, which is ``model_sha256`` in summary.json. It is computed
-    from the bytes of the tensors in ``named``, as float32, one after another.
+    """Returns the sha256 of a model as hexadecimal digits, which is ``model_sha256`` in summary.json. ``named`` has the
+    model's tensors by name; the digest is computed from their bytes, as float32, one tensor after another.
 
-    The trainable parameters come first, in the module's order. The buffers (such as running statistics) follow, also in
-    the module's order; whole-number buffers are converted to float32 too.
+    In ``named`` the trainable parameters come first, in the module's order. The buffers (such as running statistics)
+    follow, also in the module's order; whole-number buffers are converted to float32 too.
     """
     digest = hashlib.sha256()
     for tensor in named.values():

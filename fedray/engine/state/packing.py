@@ -17,15 +17,16 @@ from fedray.core.vectors import Model, Vector
 @dataclass(frozen=True)
 class Packed:
     """Models and vectors as plain arrays, to be sent to other processes or written to files. ``arrays`` has, by name,
-    NumPy arrays or tensors, or a tuple or dict of them for a batch of inputs that has several parts. ``widths`` has the
-    number of parameters of each entry that is a model."""
+    NumPy arrays or tensors, or a tuple or dict of them for a batch of inputs that has several parts. A model is one
+    array with all its numbers in a row, and ``widths`` has, by the model's name, how many of these are parameters; the
+    rest are buffers."""
 
     arrays: dict[str, Any]
     widths: dict[str, int]
 
     @classmethod
     def pack(cls, vectors: Mapping[str, Vector]) -> Packed:
-        """Packs models and vectors without copying them, as tensors on their devices."""
+        """Packs models and vectors, given by name, as tensors on the devices where they are, without copying them."""
         rows = {name: value.row if isinstance(value, Model) else value for name, value in vectors.items()}
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
 
@@ -39,9 +40,8 @@ class Packed:
         return Packed(map_leaves(lambda value: on_host(value).numpy(), self.arrays), self.widths)
 
     def unpack(self, device: torch.device) -> dict[str, Vector]:
-        """Returns the models and vectors by name, as they were before :meth:`pack`, in fresh memory on
-        ``device``. They do not share the memory of the packed arrays, which may be shared with other processes,
-        read-only or unaligned."""
+        """Returns the models and vectors by name, as they were before :meth:`pack`, in fresh memory on ``device``. This
+        memory is never that of the packed arrays, which may be shared with other processes, read-only or unaligned."""
         tensors = map_leaves(lambda value: _own(value, device), self.arrays)
         return {
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor
@@ -51,8 +51,9 @@ class Packed:
 
 @dataclass(frozen=True)
 class Enclosed:
-    """A handle that contains its broadcast, ``packed``. Small broadcasts travel in this form within each task, instead
-    of through Ray's object store. ``number`` identifies the broadcast among those of its pool."""
+    """The handle of a small broadcast (models and tensors for the clients), which contains the broadcast itself,
+    ``packed``. So small broadcasts travel within each task instead of through Ray's object store. ``number`` identifies
+    the broadcast among those of its run."""
 
     number: int
     packed: Packed = field(compare=False)

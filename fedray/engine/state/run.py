@@ -26,8 +26,12 @@ from fedray.experiment.experiment import Experiment
 
 
 class EarlierModels:
-    """Keeps the models x^s with which earlier rounds s began, as long as clients or the server may need them. Only some
-    algorithms use earlier models, such as GHBM."""
+    """Keeps the models x^s with which earlier rounds s began, as long as clients or the server may need them, for
+    algorithms that use earlier models, such as GHBM.
+
+    ``pool`` stores the models, and ``handles`` has the handle of each stored one, by round. :meth:`model_of` returns
+    models with this ``layout`` on this ``device``.
+    """
 
     def __init__(self, algorithm: Algorithm, pool: Pool, layout: Layout, device: torch.device) -> None:
         self.algorithm, self.pool, self.layout, self.device = algorithm, pool, layout, device
@@ -49,13 +53,14 @@ class EarlierModels:
         return self.layout.model(row)
 
     def received(self, number: int, gap: int) -> Handle | None:
-        """Returns the handle of the model that a client received ``gap`` rounds before round ``number``. A ``gap`` of 0
-        means that the client never took part, and gives None."""
+        """Returns the handle of the model that a client received when it last took part, ``gap`` rounds before round
+        ``number``. Returns None if that model is not kept, or if ``gap`` is 0, which means that the client never took
+        part."""
         return self.handles.get(number - gap) if gap else None
 
     def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
-        """Drops the models that no client and no rule of the server needs any more after round ``number``.
-        ``last_rounds`` has the last round in which each client took part, by client."""
+        """Drops the models that neither clients nor the server need any more after round ``number``. ``last_rounds``
+        has, by client, the last round in which the client took part."""
         following = number + 1
         needed = set(range(following - self.algorithm.earlier_models, following))
         if self.algorithm.needs_received:
@@ -67,8 +72,9 @@ class RunState:
     """Everything in a run that changes from round to round: the server's state, the files of the clients' states, the
     models of earlier rounds, and the costs so far.
 
-    ``sizes`` has the number of samples of each client. ``as_cohort`` is the method
-    :meth:`~fedray.engine.worker.Worker.cohort_as_stack` of the server's worker.
+    ``sizes`` has the number of samples of each client. ``layout`` says where the model's parameters are in a row of
+    numbers. ``as_cohort(server, broadcast)`` returns a :class:`ClientPhase` in which the clients of a round are trained
+    together, in the server's process.
     """
 
     def __init__(
@@ -87,8 +93,8 @@ class RunState:
 
     @classmethod
     def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
-        """Returns the state of a run before its first round. ``worker`` is the server's worker, which has the
-        initial model."""
+        """Returns the state of a run before its first round. ``worker`` is the server's worker, which has the initial
+        model and the clients' data. ``pool`` stores the models of earlier rounds."""
         algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
         earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
@@ -110,22 +116,22 @@ class RunState:
         return cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
 
     def is_finite(self) -> bool:
-        """Returns whether all of the server's parameters and vectors are finite, because the run ends if they are not.
+        """Returns whether all numbers of the server's parameters and vectors are finite. If they are not, the run ends.
         Buffers are not checked, because constant ones, such as attention masks, may contain infinities."""
         values = self.server.vectors.values()
         return all(_is_finite(value.parameters if isinstance(value, Model) else value) for value in values)
 
     def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
-        """Ends round ``number``. The new ``states`` of the clients, files by client, replace the old ones, which
-        are deleted."""
+        """Ends round ``number``. ``states`` has the files with the new states of the clients, by client. They replace
+        the old files, which are deleted from ``pool``. Models that nobody needs any more are deleted from it, too."""
         self.server.last_round |= dict.fromkeys(self.server.cohort.ids, number)
         self.earlier.forget(number, self.server.last_round)
         pool.drop([self.clients[client] for client in states if client in self.clients])
         self.clients |= states
 
     def restore(self, saved: Checkpoint, pool: Pool, folder: StateFolder) -> None:
-        """Goes back to the checkpoint ``saved``. The clients' states are copied or linked from there into ``folder``,
-        the folder with clients' states on the server's node."""
+        """Goes back to the checkpoint ``saved``. The clients' states are linked or copied from there into ``folder``,
+        the folder with clients' states on the server's node, and ``pool`` stores the models of earlier rounds."""
         server = self.server
         server.vectors, server.round = saved.vectors.unpack(self.device), saved.round
         server.table = _by_client(saved.record["table"])
@@ -140,8 +146,8 @@ class RunState:
         return Packed.pack(self.server.vectors)
 
     def record(self) -> dict[str, Any]:
-        """Returns the numbers of the state that a checkpoint stores as JSON: the server's table of numbers for clients,
-        the last round in which each client took part, and the costs so far."""
+        """Returns the numbers that a checkpoint stores as JSON, a dict with the keys ``table`` (the server's numbers
+        for each client), ``last_round`` (in which each client took part) and ``costs`` (so far)."""
         return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
 
 

@@ -1,4 +1,4 @@
-"""Keeps client states, which clients keep from one participation to the next, in files, one for each client.
+"""Keeps client states (what clients keep from one participation to the next) in files, one for each client.
 
 The operating system caches the files in memory as long as there is room. If a process dies, no state is lost. A
 checkpoint does not copy the files, but makes hard links to them.
@@ -43,7 +43,8 @@ State = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class StateFile:
-    """A client's state after one round: a safetensors file on the node ``node``, whose content never changes."""
+    """A client's state after one round: a safetensors file on the node ``node`` (Ray's id). Its content never
+    changes."""
 
     node: str
     path: str
@@ -55,9 +56,9 @@ class StateFile:
 
 
 class StateFolder:
-    """The folder in which the processes on the node ``node`` keep the files with clients' states. It belongs to one
-    run, and is created when it is first needed. Outside of the run folder it has a note for people, which names
-    ``run``, the path of the run folder."""
+    """The folder in which the processes on one node keep the files with clients' states of one run. It is created when
+    it is first needed. ``node`` is Ray's id of the node. ``run`` is the path of the run folder, which is written into
+    the folder as a note for people who find it; it is empty if ``path`` is inside of the run folder."""
 
     def __init__(self, path: Path, node: str = "", run: str = "") -> None:
         self.path, self.node = path, node
@@ -65,9 +66,12 @@ class StateFolder:
 
     @classmethod
     def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
-        """Returns the folder for clients' states of the run with this ``config`` on this machine, whose name in Ray is
-        ``node``. It is below ``engine.spill_dir`` if that is set. Otherwise it is in the run folder on the server's
-        node, whose name is ``server``, and in the folder for temporary files on other nodes."""
+        """Returns the folder for clients' states of the run with this ``config`` on this machine. ``node`` is Ray's id
+        of this machine, and ``server`` that of the server's.
+
+        The folder is below ``engine.spill_dir`` if that is set. Otherwise it is in the run folder on the server's node,
+        and in the folder for temporary files on other nodes.
+        """
         run = config.run.place.absolute() / str(config.run.name)
         own = PREFIX + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
@@ -77,8 +81,8 @@ class StateFolder:
         return cls(Path(tempfile.gettempdir()) / own, node, str(run))
 
     def write(self, name: str, state: State) -> StateFile:
-        """Writes the arrays of ``state`` to the file ``name`` in this folder, and returns the file. It is never visible
-        in an incomplete form."""
+        """Writes the arrays of ``state`` to the file ``name`` in this folder, and returns the file, which is never
+        visible in an incomplete form. Raises :class:`UserError` if the file can't be written."""
         # Unlike other files (fedray/util/files.py) it is not flushed to the disk, because an fsync for each of many
         # small files takes far longer than writing them. After a crash only states that a checkpoint names are read,
         # and a checkpoint flushes all of them at once.
@@ -103,7 +107,7 @@ class StateFolder:
         return StateFile(self.node, str(self.path / name))
 
     def read(self, file: StateFile) -> dict[str, NDArray[np.float32]]:
-        """Returns the arrays in ``file`` by name, in fresh memory. Raises :class:`StateLost` if the file is gone."""
+        """Returns the float32 arrays in ``file`` by name, in fresh memory. Raises :class:`StateLost` if it is gone."""
         try:
             return load_file(file.path)
         except OSError as error:
@@ -133,7 +137,8 @@ class StateFolder:
         return found
 
     def store(self, file: StateFile, target: Path) -> None:
-        """Makes ``target`` a hard link to ``file``, for a checkpoint, or a copy if they are on different disks."""
+        """Makes ``target`` a hard link to ``file``, for a checkpoint, or a copy if they are on different disks. Raises
+        :class:`StateLost` if the file is gone."""
         try:
             os.link(file.path, target)
         except FileNotFoundError as error:
@@ -142,8 +147,8 @@ class StateFolder:
             shutil.copyfile(file.path, target)
 
     def adopt(self, source: Path) -> StateFile:
-        """Makes a state file in this folder from ``source``, a client's state in a checkpoint, and returns the new
-        file. It has the name of ``source``, and is a hard link to it, or a copy if they are on different disks."""
+        """Returns a new state file in this folder, made from ``source``, the file of a client's state in a checkpoint.
+        The new file has the same name. It is a hard link to ``source``, or a copy if they are on different disks."""
         self._use.begin()
         file = StateFile(self.node, str(self.path / source.name))
         Path(file.path).unlink(missing_ok=True)
@@ -156,18 +161,18 @@ class StateFolder:
             Path(file.path).unlink(missing_ok=True)
 
     def hold(self) -> None:
-        """Makes the folder, and keeps others from removing it for as long as this process lives. Every writer does
-        that."""
+        """Makes the folder, and keeps other runs from removing it for as long as this process lives. Every process that
+        writes files here does this first."""
         self._use.begin()
 
     def clear(self, patience: float = 0.0) -> None:
-        """Removes the folder with everything in it, after waiting up to ``patience`` seconds for the other processes
-        that have used it to end."""
+        """Removes the folder with everything in it, after waiting up to ``patience`` seconds until the other processes
+        that have used it are gone."""
         self._use.remove(patience, anyway=True)
 
     def clear_others(self) -> None:
-        """Removes the folders beside this one that other runs have left behind, such as those of a node that was lost.
-        Nobody can use their states any more, as a run that goes on takes them from its checkpoint."""
+        """Removes the folders beside this one in which other runs have left clients' states, for example on a node that
+        was lost. Nobody can use these states any more, because a run that goes on takes them from its checkpoint."""
         for path in self.path.parent.glob(f"{PREFIX}{'[0-9a-f]' * 16}"):
             if path != self.path and owner_of(path):
                 FolderUse(path).remove(patience=0)

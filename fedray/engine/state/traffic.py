@@ -30,9 +30,9 @@ that wait to be written."""
 class StateTraffic:
     """Reads and writes the files of clients' states in ``folder``, for clients that are trained on ``device``.
 
-    A client's state is named by a handle: its file, or a reference to an object in Ray's store, whose data the function
-    ``fetch`` returns. ``beside`` says whether separate threads read and write the files while the clients train; None
-    means that they do so if ``device`` is a GPU.
+    A client's state (what the client keeps between rounds) is named by a handle: its file, or a reference to an object
+    in Ray's store, whose arrays ``fetch(handle)`` returns. ``beside`` says whether separate threads read and write the
+    files while the clients train; None means that they do so if ``device`` is a GPU.
     """
 
     def __init__(
@@ -45,8 +45,9 @@ class StateTraffic:
         self._going: deque[tuple[int, Future[None]]] = deque()
 
     def expect(self, handles: Sequence[Handle | None]) -> None:
-        """Begins to read the states of the next clients in the background, in the order of ``handles`` and as far as
-        there is room, so that :meth:`take` finds them in memory."""
+        """Begins to read the states of the next clients in the background, so that :meth:`take` finds them in memory.
+        They are read in the order of ``handles``, as far as :data:`MOST_BYTES` allow; None stands for a client without
+        a state."""
         if not self.beside:
             return
         left = MOST_BYTES
@@ -62,8 +63,8 @@ class StateTraffic:
             self._coming[handle] = self._reader.submit(self._read, handle, memory)
 
     def take(self, handle: Handle) -> dict[str, Tensor]:
-        """Returns the vectors to which ``handle`` refers, a client's state or an earlier model, by name and in the
-        memory of the CPU. They must only be read.
+        """Returns the vectors of a client's state or of an earlier model, to which ``handle`` refers, by name. They are
+        in the memory of the CPU, and must only be read. Waits for them if they are still being read.
 
         Raises :class:`StateLost` if the vectors are lost.
         """
@@ -78,8 +79,8 @@ class StateTraffic:
         return {name: each if isinstance(each, Tensor) else tensor_over(each) for name, each in found.items()}
 
     def write(self, names: Sequence[str], state: Mapping[str, Vector]) -> list[StateFile]:
-        """Writes the new states ``[C, ...]`` of a stack of C clients to C files with these ``names``, one for each
-        client, and returns the files.
+        """Writes the new states of C clients, which were trained together, to C files with these ``names``, and returns
+        the files. ``state`` has the vectors ``[C, ...]`` by name, with one row for each client.
 
         The files are complete after :meth:`settle`. Raises :class:`UserError` if a state can't be written.
         """
