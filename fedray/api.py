@@ -65,17 +65,17 @@ def simulate(
         data: The data set, for ``data.source``: a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or ``(x, y, client)``,
             a DataFrame or Hugging Face ``Dataset``, a list of Datasets or of arrays (x, y) with one for each client, or
             a :class:`fedray.data.Source`. Labels are whole numbers from 0, or names (texts, booleans, pandas'
-            categories), which are numbered and kept. Clients that come with the samples are the clients of the run
-            unless ``data.partition.kind`` says otherwise, and may have any names. A Dataset whose items are random is
-            read item by item (see ``data.access``).
+            categories), to which fedray gives such numbers. If the data say to which client each sample belongs, these
+            are the clients of the run, unless ``data.partition.kind`` says otherwise. Clients may have any names. A
+            Dataset whose items are random, such as augmented images, is read item by item (see ``data.access``).
         test: The test set, in the same form. It must be None if ``data`` is a Source, which contains it.
         client_column: If the data are a table, such as a DataFrame, the name of the column that says to which client
             each sample belongs. The default is the column ``client``, if the table has one.
         label_column: If the data are a table, the name of the column that holds the targets.
         model: For ``model.name``: a class or function that makes a module from ``input_shape`` and ``classes``, with
             initial weights drawn from ``run.seed``; or a module, whose weights are the same for every seed. Parameters
-            without ``requires_grad`` are not trained, and normalisation layers that have no other parameters keep their
-            running statistics.
+            whose ``requires_grad`` is false are not trained. If that is so for all parameters of a normalisation layer,
+            its running statistics do not change either.
         loss: For ``task.loss``: ``loss(logits [b, classes], targets [b]) -> [b]``, or a loss of torch.
         metrics: Functions like ``loss``, by name, in addition to those of ``task.metrics``. The mean of each over the
             test set is the column ``test_<name>``.
@@ -128,12 +128,13 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides:
 
 
 def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
-    """Turns the class that a user passed as ``algorithm`` to :func:`simulate` or :func:`fedray.tune` into an override
-    of the configuration, which names algorithms by texts.
+    """Makes the configuration name the algorithm that a user passed to :func:`simulate` or :func:`fedray.tune` as a
+    class, ``algorithm``. It is None if the user passed none.
 
     Returns:
-        A list with the override ``algorithm.name=...`` (empty if ``algorithm`` is None), and the class itself. Instead
-        of a class that comes with fedray there is None, because its name is enough to find it.
+        Two values. The first is a list with an override of the configuration, ``algorithm.name=...``, or an empty list
+        if ``algorithm`` is None. The second is the class if it is user-defined, and otherwise None: a class that comes
+        with fedray is found by its name.
 
     Raises:
         UserError: ``algorithm`` is not a subclass of :class:`Algorithm`.

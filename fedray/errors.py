@@ -65,11 +65,11 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 def near_miss(name: str, known: Iterable[str]) -> str:
     """Returns the end of an error message about an unknown ``name``: a suggestion of the name in ``known`` that was
-    probably meant, or a list of all known names if none is similar.
+    probably meant. If no known name is similar, it is a list of all known names, or an empty text if there are no known
+    names or more than :data:`MOST_NAMES`.
 
-    A dotted name whose last part is ``name`` is preferred to a similar name, such as ``train.lr`` for ``lr``, and so is
-    ``<name>.name``. The result is empty if no known name is similar and there are too many to list (more than
-    :data:`MOST_NAMES`), or none.
+    Two kinds of dotted names are preferred to names that are only similar: those whose last part is ``name``, such as
+    ``train.lr`` for ``lr``, and ``<name>.name``, such as ``algorithm.name`` for ``algorithm``.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"

@@ -52,9 +52,9 @@ def is_known(algorithm: type[Algorithm]) -> bool:
 
 
 def name_of(algorithm: Any) -> str:
-    """Returns the name of an algorithm that the user passed from Python as a class: its ``algorithm.name``, such as
-    ``fedavg``, for a class that comes with fedray, and otherwise the class's attribute ``name`` or the name of the
-    class.
+    """Returns the name of an algorithm that the user passed from Python as a class. For a class that comes with fedray,
+    this is the value of the configuration's key ``algorithm.name`` that selects it, such as ``fedavg``. For any other
+    class it is the attribute ``name`` that the class itself defines, or, without one, the name of the class.
 
     Raises:
         UserError: ``algorithm`` is not a subclass of :class:`Algorithm`.

@@ -19,14 +19,15 @@ from fedray.core.vectors import Model
 
 
 class AdaBest(FedAvg):
-    """FedAvg whose clients subtract an estimate h_i of their drift, which decays while a client is away:
+    """FedAvg whose clients subtract from gradients an estimate h_i of their drift. h_i decays while a client is away:
     y_j = y_{j-1} - eta_l (g_i(y_{j-1}) - h_i); h_i <- h_i / gap_i + mu (x^r - y_J);
     h = beta (xbar_prev - xbar); x^{r+1} = xbar - h; xbar_prev <- xbar, from xbar_prev = x^1.
 
     Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j local steps and y_J its final
     one, g_i its mini-batch gradient, gap_i the number of rounds since it last took part, xbar the weighted mean of the
-    final models, and eta_l the clients' learning rate. ``mu_scaling: fedsim`` divides mu by the number of mini-batches
-    in an epoch, as the authors' code does.
+    final models, and eta_l the clients' learning rate. mu is the weight of the client's latest drift in h_i. h is the
+    drift of the average between two rounds, with the weight beta, and xbar_prev the average of the previous round.
+    ``mu_scaling: fedsim`` divides mu by the number of mini-batches in an epoch, as the authors' code does.
     """
 
     paper = "Varno et al., ECCV 2022"

@@ -58,11 +58,12 @@ def parameter(default: Any, description: str, **bounds: Any) -> Any:
 
 @dataclass(frozen=True)
 class Traffic:
-    """How much one client receives (down) and sends (up) in a round: numbers of models and of vectors. An algorithm
-    declares it, and the columns ``bytes_down`` and ``bytes_up`` of metrics.csv are computed from it.
+    """How many models and vectors one client receives and sends in a round. An algorithm declares it in its attribute
+    ``traffic``, and the columns ``bytes_down`` and ``bytes_up`` of metrics.csv are computed from it.
 
-    A model counts with its parameters and buffers, a vector with as many numbers as the model has parameters. The
-    default is FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each direction, has
+    ``models_down`` and ``vectors_down`` are what the client receives, and ``models_up`` and ``vectors_up`` what it
+    sends. A model consists of parameters and buffers; a vector has one number for each parameter. The default is
+    FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each direction, has
     ``Traffic(vectors_down=1, vectors_up=1)``.
     """
 
@@ -75,16 +76,16 @@ class Traffic:
 @dataclass(frozen=True)
 class Work:
     """What one client computes in a round beyond FedAvg's forward and backward pass over each of its J mini-batches. An
-    algorithm declares it, and the column ``flops`` of metrics.csv includes it.
+    algorithm declares it in its attribute ``work``, and the column ``flops`` of metrics.csv includes it.
 
     Args:
-        per_step: operations per parameter in each local step.
-        once: operations per parameter once in the round.
+        per_step: the number of operations for each parameter of the model in each local step.
+        once: the number of operations for each parameter that are made once in the round.
         forwards: additional forward passes over each mini-batch.
         backwards: additional backward passes over each mini-batch.
-        predictions: additional forward and backward passes over each mini-batch through the model's last layer only,
-            which makes logits of a representation.
-        full_gradients: the number of gradients over all samples of the client in a round.
+        predictions: additional forward and backward passes over each mini-batch that go only through the predictor, a
+            second network that the model's head has for some algorithms.
+        full_gradients: the number of times in a round that the gradient over all samples of the client is computed.
 
     Example:
         work = Work(per_step=2)  # for FedProx, which adds mu (y - x)
@@ -102,9 +103,9 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def in_place(step: Step) -> Step:
-    """A decorator that makes an algorithm's method ``step`` faster: ``client.optimizer.descend`` then overwrites the
-    old model in the carry instead of allocating memory for a new one. Do not use it if the step reads or keeps the old
-    model after ``descend``.
+    """A decorator that makes an algorithm's method ``step`` faster: ``client.optimizer.descend`` may then overwrite the
+    models that it gets (those in ``carry``), instead of allocating memory for new ones. Do not use it if ``step`` reads
+    or keeps the old models after ``descend``.
 
     Example:
         @in_place
@@ -117,20 +118,21 @@ def in_place(step: Step) -> Step:
 class Algorithm:
     """The base class of a federated learning algorithm, which defines what clients and server compute in a round.
 
-    Define :meth:`begin`, :meth:`step` and :meth:`end`, which are a client's local training, and :meth:`server_update`.
-    To change one rule of an existing algorithm, subclass it::
+    Define :meth:`begin`, :meth:`step` and :meth:`end`, the parts of a client's local training, which :meth:`train`
+    calls, and :meth:`server_update`. To change one rule of an existing algorithm, subclass it::
 
         class Half(FedAvg):
             def server_update(self, server, phase, sums, scalars):
                 server["x"] = server["x"].lerp(sums["y"], 0.5)
 
-    A round consists of ``phases``. A phase begins with the server's :meth:`broadcast`. Then the method with the phase's
-    name is called for each stack of clients (clients that are trained together), and returns a :class:`Result`.
-    :meth:`server_update` ends the phase. Most algorithms have only the phase ``train``.
+    A round consists of one or more phases, whose names are in the attribute ``phases``. Most algorithms have only the
+    phase ``train``. At the beginning of a phase, :meth:`broadcast` says what the server sends. Then the method with the
+    phase's name, such as :meth:`train`, is called for each stack of clients (clients that are trained together), and
+    returns what they send, as a :class:`Result`. At the end :meth:`server_update` changes the server's models.
 
     For a stack of C clients, models and vectors have C rows, and values with one number per client have the shape ``[C,
-    1]``, so that formulas broadcast. The methods of clients must be pure: what they return depends only on the
-    :class:`ClientPhase`, because a client whose process died is simply run again.
+    1]``, so that formulas broadcast. Methods that get a :class:`ClientPhase` must be pure: what they return depends
+    only on their arguments, because the work of a process that died is simply done again.
     """
 
     Hyper: ClassVar[type[Hyper]] = Hyper
@@ -192,7 +194,8 @@ class Algorithm:
         """Adds the algorithm's models and vectors to ``server`` before round 1. The initial model is already there as
         ``server["x"]``. Override this method if the server keeps more than the model.
 
-        For example ``server["m"] = server["x"].zeros()`` adds a vector of zeros, ``[width]``.
+        For example ``server["m"] = server["x"].zeros()`` adds a vector ``[width]`` with a zero for each parameter of
+        the model.
         """
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
@@ -294,8 +297,9 @@ class Algorithm:
         """Trains models at the server in addition to the clients' training; on Ray both happen at the same time. By
         default nothing is trained.
 
-        Returns models and vectors by name. They replace those of ``server`` before the phase that
-        ``server_training_before`` names. The method must not change ``server``.
+        Returns the trained models and vectors by name. The engine puts them into ``server``, in place of those of the
+        same names, before one phase of the round begins: the one named by the attribute ``server_training_before``. The
+        method itself must not change ``server``.
         """
         return {}
 
@@ -350,11 +354,13 @@ class Algorithm:
         raise NotImplementedError
 
     def server_flops(self, server: ServerState, forward: float) -> float:
-        """Returns the FLOPs that training and scoring at the server take in a round, for the column ``flops`` of
-        metrics.csv; 0 by default.
+        """Returns how many FLOPs an algorithm takes in a round for training and forward passes at the server, and for
+        whatever else :class:`Work` does not count. They are part of the column ``flops`` of metrics.csv. The default
+        is 0.
 
         Args:
-            server: has the round's cohort and the sizes of the public set and the test set, but no models and no data.
+            server: has the round's cohort, and the sizes of the public set and the test set. Its models and data must
+                not be used, because ``fedray costs`` calls this method without them.
             forward: the FLOPs of the forward pass of one sample.
         """
         return 0.0

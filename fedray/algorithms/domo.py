@@ -23,12 +23,14 @@ class DOMO(Algorithm):
     l_0 = 0; l_j = mu_l l_{j-1} + g_i(y_{j-1}); y_j = y_{j-1} - eta_l l_j; dbar_i = (1/J) sum_j l_j;
     m <- mu_s m + sum_i p_i dbar_i; x^{r+1} = x^r - alpha eta_l J m.
 
-    l_j is the momentum of a client and m that of the server. The other symbols are those of :class:`FedAvg`: x^r is the
-    server's model, y_j a client's model after j of its J local steps, g_i its mini-batch gradient, p_i its aggregation
-    weight, and eta_l the clients' learning rate. Clients start from y_0 = x^r - beta eta_l J m (``variant: pre``,
-    DOMO), or start from x^r and subtract eta_l beta m in every step (``variant: step``, DOMO-S). alpha is the server's
-    learning rate, and beta says how far clients move along its momentum. If clients make different numbers of steps, J
-    stands for J_i in client i's formulas, and for the mean sum_i p_i J_i in the server's.
+    l_j is the momentum of a client, with the factor mu_l, and m that of the server, with the factor mu_s. dbar_i, which
+    client i sends, is the mean of its l_j. The other symbols are those of :class:`FedAvg`: x^r is the server's model,
+    y_j a client's model after j of its J local steps, g_i its mini-batch gradient, p_i its aggregation weight, and
+    eta_l the clients' learning rate. alpha is the server's learning rate.
+
+    beta says how far clients move along the server's momentum. They start from y_0 = x^r - beta eta_l J m (``variant:
+    pre``, DOMO), or start from x^r and subtract eta_l beta m in every step (``variant: step``, DOMO-S). If clients make
+    different numbers of steps, J stands for J_i in client i's formulas, and for the mean sum_i p_i J_i in the server's.
     """
 
     paper = "Xu and Huang, AAAI 2022"

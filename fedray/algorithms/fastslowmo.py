@@ -19,11 +19,15 @@ class FastSlowMo(FedNAG):
     """Clients (workers) train as in FedNAG, with Nesterov momentum, and the server adds a momentum over rounds:
     y_new = xbar; x^{r+1} = y_new + gamma_a (y_new - y_srv); y_srv <- y_new, from y_srv = x^1.
 
-    Here x^r is the server's model in round r, and xbar the average of the workers' models. As in :class:`FedNAG`, a
-    worker has a model x_t and an iterate y_t after t local steps. ``carry`` says with which y workers begin the next
-    round, since the server's momentum has moved x. With ``y``, as in the paper, they begin with the average of their
-    iterates y. With ``velocity`` they keep the average buf of torch's Nesterov buffers, in units of a gradient: since
-    x_t - y_t = -gamma eta_l buf_t, they begin with y = x^{r+1} + gamma eta_l buf. This is another algorithm.
+    Here x^r is the server's model in round r, xbar the average of the workers' models, gamma_a the factor of the
+    server's momentum, and y_srv the average of the previous round. As in :class:`FedNAG`, a worker has a model x_t and
+    an iterate y_t after t local steps.
+
+    The server's momentum moves x, so ``carry`` says with which y workers begin the next round. With ``carry: y``, as in
+    the paper, they begin with the average of their iterates y. ``carry: velocity`` is not the paper's algorithm: with
+    it workers keep the average of the momentum buffers buf_t that torch's Nesterov SGD would have, for which x_t - y_t
+    = -gamma eta_l buf_t. They begin with y = x^{r+1} + gamma eta_l buf, where buf is that average, gamma the workers'
+    momentum factor, and eta_l their learning rate.
     """
 
     paper = "Yang, Fu et al., IEEE TAI 2022"

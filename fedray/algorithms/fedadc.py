@@ -25,8 +25,10 @@ class FedADC(FedAvg):
     m <- Dbar + (beta_g - beta_l) m (beta_l m is in Dbar already); x^{r+1} = x^r - alpha eta_l m.
 
     Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j of its J local steps, g_i its
-    mini-batch gradient, xbar the weighted mean of the clients' final models, and eta_l the clients' learning rate. With
-    ``variant: nesterov``, z = y_{j-1} - eta_l mbar; y_j = z - eta_l g_i(z).
+    mini-batch gradient, xbar the weighted mean of the clients' final models, and eta_l the clients' learning rate. mbar
+    is the part of the momentum that is added in each local step, and Dbar the clients' mean update in units of a
+    gradient. beta_l and beta_g are the momentum factors of clients and server, and alpha is the server's learning rate.
+    With ``variant: nesterov``, the local step is z = y_{j-1} - eta_l mbar; y_j = z - eta_l g_i(z).
     """
 
     paper = "Ozfatura et al., ISIT 2021"

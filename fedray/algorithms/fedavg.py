@@ -22,8 +22,9 @@ class FedAvg(Algorithm):
     The symbols of this and all other algorithms: x^r is the server's model at the start of round r. y_j is a client's
     model after j of its J (or J_i) local steps, and y_i or y_J its final model in the round. g_i(y) is client i's
     gradient at y on a mini-batch, and G_i(y) its gradient at y on all its samples. eta_l and eta_g are the learning
-    rates of clients and server. p_i is the aggregation weight of client i, and xbar = sum_i p_i y_i. mean_i and mean_S
-    also stand for sum_i p_i, in methods whose papers weight clients uniformly. S is the cohort, N the number of clients
+    rates of clients and server. p_i is the aggregation weight of client i, and xbar = sum_i p_i y_i. Where a paper has
+    a uniform mean over the clients of a round, the formulas say mean_i or mean_S. This is a mean with the weights p_i
+    too: mean_i y_i is sum_i p_i y_i. S is the cohort (the clients that take part in the round), N the number of clients
     that hold samples, and gap_i the number of rounds since client i last took part.
     """
 

@@ -18,12 +18,13 @@ from fedray.core.batches import Batch
 
 class FedCM(FedAvg):
     """FedAvg whose clients mix each gradient with Delta, the mean direction of the last cohort:
-    y_j = y_{j-1} - eta_l (alpha g_i(y_{j-1}) + (1 - alpha) Delta); Delta <- mean_i (x^r - y_i) / (J_i eta_l), of the
-    last cohort alone; x^{r+1} = x^r - eta_g (x^r - xbar), where the paper's eta_g is this eta_g times J eta_l.
+    y_j = y_{j-1} - eta_l (alpha g_i(y_{j-1}) + (1 - alpha) Delta); Delta <- mean_i (x^r - y_i) / (J_i eta_l);
+    x^{r+1} = x^r - eta_g (x^r - xbar).
 
     Symbols as in :class:`FedAvg`: x^r is the server's model, y_j a client's model after j local steps, y_i the final
     one of client i after J_i steps, g_i its mini-batch gradient, mean_i the weighted mean over the cohort, xbar =
-    mean_i y_i, and eta_l and eta_g are the learning rates of clients and server.
+    mean_i y_i, and eta_l and eta_g are the learning rates of clients and server. Delta depends on the last cohort
+    alone; nothing of earlier rounds is left in it. The paper's server learning rate is eta_g J eta_l in these symbols.
     """
 
     paper = "Xu et al. 2021, arXiv 2106.10874"

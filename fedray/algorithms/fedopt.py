@@ -64,11 +64,12 @@ class FedAdagrad(FedAvg):
 
 
 class FedAdam(FedAdagrad):
-    """FedAvg whose server applies Adam to the clients' mean update Delta. All formulas but one are those of FedAdagrad:
+    """FedAvg whose server applies Adam to the clients' mean update Delta. Only the formula for v is not FedAdagrad's:
     v <- beta_2 v + (1 - beta_2) Delta^2.
 
-    These are Delta = sum_i p_i (y_i - x^r), m <- beta_1 m + (1 - beta_1) Delta and x^{r+1} = x^r + eta_g m / (sqrt(v) +
-    tau), where x^r is the server's model, y_i the final model of client i, and p_i its aggregation weight.
+    The formulas of FedAdagrad that stay are Delta = sum_i p_i (y_i - x^r), m <- beta_1 m + (1 - beta_1) Delta and
+    x^{r+1} = x^r + eta_g m / (sqrt(v) + tau). Here x^r is the server's model, y_i the final model of client i, p_i its
+    aggregation weight, and eta_g the server's learning rate.
     """
 
     class Hyper(FedAdagrad.Hyper):
@@ -81,11 +82,12 @@ class FedAdam(FedAdagrad):
 
 
 class FedYogi(FedAdam):
-    """FedAvg whose server applies Yogi to the clients' mean update Delta. All formulas but one are those of FedAdagrad:
+    """FedAvg whose server applies Yogi to the clients' mean update Delta. Only the formula for v is not FedAdagrad's:
     v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).
 
-    These are Delta = sum_i p_i (y_i - x^r), m <- beta_1 m + (1 - beta_1) Delta and x^{r+1} = x^r + eta_g m / (sqrt(v) +
-    tau), where x^r is the server's model, y_i the final model of client i, and p_i its aggregation weight.
+    The formulas of FedAdagrad that stay are Delta = sum_i p_i (y_i - x^r), m <- beta_1 m + (1 - beta_1) Delta and
+    x^{r+1} = x^r + eta_g m / (sqrt(v) + tau). Here x^r is the server's model, y_i the final model of client i, p_i its
+    aggregation weight, and eta_g the server's learning rate.
     """
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:

@@ -25,18 +25,22 @@ class FedSiamDA(Algorithm):
     """Clients train with a Siamese loss, which compares representations of their model with those of the global model
     and of an earlier local model; the server averages twice.
     z is the projection of a sample, and p the prediction from it: z_k, p_k under the local model y; z_f, p_f under w_f,
-    a copy of the global model; z_h under hist, an earlier local model. sg stops gradients. In each local step
+    a copy of the global model; z_h under hist, an earlier local model. No gradient flows through sg. In each local step
         w_f <- w_f - eta_l grad mu/2 (-cos(p_f, sg z_k))                                        (8)
         y <- y - eta_l grad [f_i(y) + mu (cos(sg z_h, z_k) - 1/2 cos(p_k, sg z_f))]             (9-11)
-    where z_f is that of the new w_f, which is discarded after the round. Then w_0 = mean_i y_i (13), and
+    where z_f is computed with the new w_f. The client discards w_f after the round. Then w_0 = mean_i y_i (13), and
     x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over the trained parameters.
     With ``dual: false``, x^{r+1} is w_0.
 
     The numbers in parentheses are those of the paper's equations. As in :class:`FedAvg`, x^r is the server's model, y_i
     the final model of client i, f_i its loss, mean_i the weighted mean over the cohort, and eta_l the clients' learning
-    rate. hist is y as it was at the end of the previous epoch (``hist: prev_epoch``) or one step earlier
-    (``prev_step``). Before there is such a y, and always with ``prev_round``, hist is the client's final model of its
-    last participation. If there is none, the term with z_h is left out.
+    rate.
+
+    The key ``hist`` says which earlier local model hist is: y at the end of the previous epoch (``prev_epoch``), y
+    before the previous local step (``prev_step``), or the client's final model of its last participation
+    (``prev_round``). That final model is also used in the first epoch or step of a round, where the other two do not
+    exist. If the client takes part for the first time, there is no final model either; the term with z_h is then left
+    out.
     """
 
     name = "fedsiam_da"

@@ -25,13 +25,17 @@ class FedTrip(FedAvg):
     whose gradient is g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
 
     Symbols as in :class:`FedAvg`: x^r is the server's model, y a client's model, f_i its loss, and g_i its mini-batch
-    gradient. In the code of FedTrip's authors a client that takes part for the first time, in round r, has a random
-    initial model as w_i, and xi = 1/r (``first: own_initial``), mu is divided by the number of local epochs (``mu_per:
-    epoch``), and clients keep their momentum between rounds (``train.momentum_reset: never``).
+    gradient. mu and xi are weights.
 
-    By default xi is one over the number of rounds since the client last took part. The paper's text says that xi is
-    this number itself, but with that it can diverge. The paper's theory, with E[xi] = p ln p / (p - 1) and xi in (0,
-    1], fits the inverse.
+    By default xi is one over the number of rounds since the client last took part (``xi_mode: inverse_gap``). The
+    paper's text says that xi is this number itself (``xi_mode: gap``), but training can then diverge. The paper's
+    theory fits the default: there xi is in (0, 1], with the mean E[xi] = p ln p / (p - 1), where p is the probability
+    with which a client takes part in a round.
+
+    The code of FedTrip's authors does three things that the defaults do not. A client that takes part for the first
+    time, in round r, has a random initial model as w_i, and xi = 1/r (``first: own_initial``). mu is divided by the
+    number of local epochs (``mu_per: epoch``). Clients keep their momentum between rounds (``train.momentum_reset:
+    never``).
     """
 
     paper = "Li et al., IPDPS 2023"

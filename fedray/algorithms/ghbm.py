@@ -84,15 +84,17 @@ class _OwnWindow(FedAvg):
 
 
 class LocalGHBM(_OwnWindow):
-    """GHBM with a separate momentum for each client, over the rounds since its previous participation:
-    M_i = s_i (a_i - x^r), where a_i is the server model that the client received then. M_i stays the same in all local
-    steps of a round, and is 0 at the first participation. With ``scale: inv_gap`` s_i is 1 / gap_i, where gap_i is the
-    number of these rounds, and with ``scale: participation`` the cohort's share of all clients, as in the authors'
-    code.
+    """GHBM with a separate momentum M_i for each client, over the rounds since its previous participation:
+    M_i = s_i (a_i - x^r), s_i = 1 / gap_i, where a_i is the server's model that the client received at its previous
+    participation, gap_i rounds ago. M_i stays the same in all local steps of a round, and is 0 at the first
+    participation.
 
     M_i takes the place of M^r in the local step of :class:`GHBM`: y_j = y_{j-1} - eta_l g_i(y_{j-1}) - (beta / J_i)
-    M_i. Here x^r is the server's model, y_j a client's model after j of its J_i local steps, and g_i its mini-batch
-    gradient.
+    M_i. Here x^r is the server's model, y_j a client's model after j of its J_i local steps, g_i its mini-batch
+    gradient, eta_l the clients' learning rate, and beta the momentum factor.
+
+    With ``scale: participation``, as in the authors' code, s_i is instead the number of clients in the cohort divided
+    by the number of all clients.
     """
 
     name = "local_ghbm"
@@ -117,14 +119,17 @@ class LocalGHBM(_OwnWindow):
 
 
 class FedHBM(_OwnWindow):
-    """FedAvg with a momentum for each client: a step moves away from a_i, the client's final model of its last round:
-    y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), with s_i = 1 / gap_i. At a client's first
-    participation there is no momentum (``variant: standard``), or s_i = 1 / max(1, r - 1) and a_i is the initial model
-    (``variant: shared``) or a newly drawn one (``variant: random``).
+    """FedAvg with a momentum for each client: it moves away from a_i, its final model of its previous participation:
+    y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), with s_i = 1 / gap_i.
 
     Symbols as in :class:`FedAvg`: y_j is a client's model after j of its J_i local steps in round r, g_i its mini-batch
-    gradient, gap_i the number of rounds since it last took part, and eta_l the clients' learning rate. With ``scale:
-    participation``, s_i is the cohort's share of all clients.
+    gradient, gap_i the number of rounds since it last took part, and eta_l the clients' learning rate. beta is the
+    momentum factor. With ``scale: participation``, s_i is instead the number of clients in the cohort divided by the
+    number of all clients.
+
+    A client that takes part for the first time has no a_i. It then has no momentum (``variant: standard``); or a_i is
+    the run's initial model (``variant: shared``) or a random model drawn for this client (``variant: random``), and s_i
+    is 1 / max(1, r - 1), unless ``scale`` is ``participation``.
     """
 
     paper = "Zaccone et al., TMLR 2025"

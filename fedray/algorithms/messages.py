@@ -16,15 +16,15 @@ Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 @dataclass(frozen=True)
 class Upload:
     """What the clients of a stack (clients that are trained together) send to the server under one name: a model or a
-    vector v_i of each client.
+    vector v_i from each client.
 
     The server gets only a weighted sum over the cohort, ``sums[name]``. Do not call the class itself, but one of its
     methods, which differ in the weights::
 
         Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
 
-    Buffers of whole numbers, which count something, have no average: the server gets those of the cohort's first
-    client.
+    A model's buffers of whole numbers, such as BatchNorm's number of batches, are not summed: the server gets those of
+    the cohort's first client.
 
     Args:
         value: the models or vectors ``[C, ...]``, float32, with a row for each of the stack's C clients.
@@ -72,8 +72,9 @@ class Result:
 
     Args:
         uploads: models and vectors by name, of which the server gets weighted sums.
-        state: what the clients keep until they take part again, by the names in ``client_state`` and ``client_models``.
-            It replaces the old state at the end of the round. If it is empty, the old state stays; otherwise it must
+        state: the models and vectors ``[C, ...]`` that the clients keep until they take part again, by name. Their
+            names are those that the algorithm lists in its attributes ``client_state`` and ``client_models``. They
+            replace the old state at the end of the round. If the dict is empty, the old state stays; otherwise it must
             contain all of these names.
         scalars: numbers ``[C, 1]`` by name, which the server gets one by one for each client.
         kept: models and vectors ``[C, ...]`` by name, which the next phase of this round finds in ``client.kept``.

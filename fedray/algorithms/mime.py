@@ -47,9 +47,12 @@ class MimeLite(FedAvg):
         return Broadcast({"x": server["x"], "s": server["s"]})
 
     def momentum(self, fresh: Tensor, s: Tensor) -> Tensor:
-        """Returns the direction (1 - beta) fresh + beta s, the paper's U, or fresh + beta s without ``dampening``.
-        ``fresh`` is a gradient, of clients ``[C, width]`` or of the server ``[width]``, and ``s [width]`` are the
-        server's statistics, an average of earlier gradients."""
+        """Combines a new gradient with earlier ones: returns (1 - beta) fresh + beta s, or fresh + beta s without
+        ``dampening``. Clients step along the result, which the paper calls U. For the server it is the new s.
+
+        ``fresh`` is the new gradient: ``[C, width]`` for C clients, or ``[width]`` for the server. ``s [width]`` are
+        the server's statistics, an average of earlier gradients.
+        """
         return (1 - self.beta if self.dampening else 1.0) * fresh + self.beta * s
 
     @in_place
@@ -114,8 +117,8 @@ class Mime(MimeLite):
 
 class MomentumHyper(base.Hyper):
     """The hyper-parameters of :class:`MimeLiteMom` and :class:`MimeMom`, ``algorithm.beta`` and
-    ``algorithm.dampening``. Their momentum is (1 - beta) g + beta s with dampening, and g + beta s without, where g is
-    a gradient and s the server's mean."""
+    ``algorithm.dampening``. The clients of these algorithms step along (1 - beta) g + beta s with dampening, and along
+    g + beta s without. Here g is a new gradient, and s the mean of earlier gradients that the server keeps."""
 
     beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
     dampening: bool = base.parameter(True, "U = (1 - beta) g + beta s as in the paper, else g + beta s")

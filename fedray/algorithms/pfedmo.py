@@ -29,18 +29,21 @@ FOUR = ("x", "m", "x_rep", "m_rep")
 
 class PFedMo(Algorithm):
     """Each client starts from a mixture of the clients' average and a representation model that the server trains on
-    public samples. Clients keep nothing: the server's four vectors and a score a_i say what client i starts from.
+    public samples. Clients keep nothing: four values that the server keeps, the models xbar and x_rep and their momenta
+    mbar and m_rep, and a score a_i say from what client i starts.
 
-    Workers (clients; eqs. 6-7) run Nesterov's rule from (x_i+, m_i+); the server averages xbar = sum p_i x_i, mbar =
-    sum p_i m_i and runs the same rule on its public set (x_rep, m_rep). Scores (eqs. 8-10) on a probe batch, w =
-    softmax of the representation model's logits: l_i = mean_b(-sum_c w_bc log softmax(logits_i)_bc), u_i = max(u_i,
-    l_i) over the rounds, s_i = 1 - l_i/u_i, a_i = ``pi`` s_i. Then
+    The numbers in parentheses are the paper's equations. Clients run Nesterov's rule (6-7) from the model x_i+ and the
+    momentum m_i+, and end with x_i and m_i. The server averages these, xbar = sum p_i x_i and mbar = sum p_i m_i. It
+    runs the same rule on its public set, which gives the representation model x_rep and its momentum m_rep. Then the
+    clients are scored (8-10) on a batch of probe samples b, with w = softmax of the logits of x_rep, and logits_i those
+    of x_i: l_i = mean_b(-sum_c w_bc log softmax(logits_i)_bc), where c are the classes; u_i is the largest l_i of all
+    rounds so far; s_i = 1 - l_i/u_i; a_i = ``pi`` s_i. In the next round clients start from
         m_i+ = (1 - a_i) mbar + a_i m_rep                             (11)
         x_i+ = (1 - a_i) xbar + a_i x_rep + (mbar - m_i+)             (12)
-    and the global model is x_+ = sum p_i x_i+. x stands for models and m for momentum; the four vectors are xbar, mbar,
-    x_rep and m_rep, and the numbers in parentheses are the paper's equations. Under partial participation a client
-    starts from the current four vectors and its last a_i. A client without a score takes sum p_j a_j of the last cohort
-    in place of a_i, which gives exactly (x_+, m_+), the global model and its momentum.
+    The global model is x_+ = sum p_i x_i+, and its momentum m_+ = sum p_i m_i+.
+
+    Under partial participation a client starts from the server's current values, with its latest a_i. A client without
+    a score takes the mean sum p_j a_j over the last cohort in place of a_i. It then starts exactly from x_+ and m_+.
     """
 
     paper = "Fu, Yang et al., IEEE Trans. Big Data 2024"
@@ -121,9 +124,9 @@ class PFedMo(Algorithm):
         return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains the representation model on the public set, by the workers' rule, in addition to the clients'
-        training. Returns a dict with the trained model ``x_rep`` and its momentum ``m_rep``, which replace the
-        server's."""
+        """Trains the representation model on the public set, in addition to the clients' training and by the same rule.
+        Returns a dict with the trained model, ``x_rep``, and its momentum, ``m_rep``, which replace the server's values
+        of these names."""
         steps = server.cohort.steps
         client = server.as_client(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
         carry = self.local_steps(client, Carry({"x": client.start("x_rep"), "m": client.start("m_rep")}))

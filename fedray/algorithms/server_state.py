@@ -32,7 +32,8 @@ class Cohort:
 
 @dataclass
 class ServerState:
-    """What the server of a run holds, and what its rules may know about the current round r.
+    """The models, vectors and tables that the server of a run keeps, and information about the current round r, for an
+    algorithm's methods that run at the server, such as ``server_update``.
 
     ``server["m"]`` reads and ``server["m"] = ...`` writes a model or vector; ``server["x"]`` is the model x^r.
     Everything that a resumed run needs has to be in ``vectors`` or in a :meth:`column`, which checkpoints contain.
@@ -47,7 +48,8 @@ class ServerState:
         batch_size: B, or None if all samples of a client are one mini-batch.
         public_samples: the size of the public set, samples that no client has.
         test_samples: the size of the test set.
-        table: numbers for each client by name, see :meth:`column`.
+        table: the columns by name, each a dict from a client's number to a number that the server keeps for this client
+            (:meth:`column`).
         round: r, from 1.
         lr: the client learning rate eta_l of this round.
         cohort: the clients that take part in this round.

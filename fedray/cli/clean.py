@@ -80,8 +80,8 @@ def _leavings(config: Config, sweeps: str, cluster: bool, remove: bool) -> tuple
 
 def table_of(leavings: Sequence[Leaving]) -> Iterator[str]:
     """Yields the lines of the table that ``fedray clean`` prints: a row for each of ``leavings``, the files and folders
-    that runs have made for their own use. It says how large each is and whether a process still uses it. Yields nothing
-    if there are none."""
+    that runs have made for their own use. A row says how large its file or folder is, and whether a process still uses
+    it. Yields nothing if ``leavings`` is empty."""
     if leavings:
         rows = [("machine", "what", "size", "last change", "", "path", "of")]
         for each in sorted(leavings, key=lambda each: (each.host, each.path)):

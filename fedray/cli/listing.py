@@ -22,9 +22,9 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
     """Yields the lines that ``fedray keys`` prints: for each key of the configuration its default, description and
     type.
 
-    ``model`` is the class of a section, of which only the keys are listed; without it, all keys are listed. ``prefix``,
-    such as ``algorithm.``, is put in front of the names of the keys. On a terminal that is too narrow, the description
-    continues in the next line. Output into a pipe is not wrapped.
+    If ``model``, the class of a section of the configuration, is passed, only the keys of this section are listed.
+    ``prefix``, such as ``algorithm.``, is put in front of the names of the keys. On a terminal that is too narrow, the
+    description continues in the next line. Output into a pipe is not wrapped.
     """
     from fedray.config import Config, documented_keys
 
@@ -46,9 +46,9 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """Yields the lines that ``fedray models`` prints: for each model its options, and the devices on which its results
-    are the same to the bit. ``names`` are the models to list, by default all that come with fedray. Raises
-    :class:`UserError` if there is no such model."""
+    """Yields the lines that ``fedray models`` prints: for each model its options, and on which kinds of devices (CPU,
+    GPU) a repeated run gives the same results to the bit. ``names`` are the models to list, by default all that come
+    with fedray. Raises :class:`UserError` if there is no such model."""
     from fedray.models import MODELS, find_model, options_of
     from fedray.models.bits import promise, where_measured
 

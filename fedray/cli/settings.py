@@ -25,8 +25,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separates the words of a command line into files and overrides. Returns two lists: the names of files, which are
-    words without "=" and URIs, and the overrides, which are all other words, such as ``train.lr=0.1``."""
+    """Separates the words of a command line, ``settings``, into names of files and overrides, and returns these two
+    lists. A word is the name of a file if it is a URI or has no "=" in it. All other words, such as ``train.lr=0.1``,
+    are overrides."""
     files = [text for text in settings if "=" not in text or is_uri(text)]
     return files, [text for text in settings if text not in files]
 

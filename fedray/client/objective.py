@@ -64,15 +64,16 @@ class Objective:
         ``at`` are updated in place, as a forward pass in training mode updates them.
 
         It may be called several times for one mini-batch; dropout is the same each time. The first call in a local step
-        also logs the loss and the metric that the task follows, such as the accuracy (:meth:`logged`).
+        also records the task's loss and the training metric, such as the accuracy, for :meth:`logged`.
 
         Args:
-            at: The C models ``[C, row_width]`` at which the gradient is computed.
+            at: The C models ``[C, row_width]`` at which the gradient is computed: for each client a row of ``width``
+                parameters, followed by the buffers.
             batch: The clients' mini-batches, as :meth:`LocalData.batches` yields them.
             loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, a loss of the algorithm that replaces the task's.
                 It is called for each client: ``outputs`` are the :class:`Outputs` of the client's forward pass,
                 ``task_losses`` the task's loss of each sample.
-            extras: Tensors ``[C, ...]``. ``loss`` gets the client's row of each.
+            extras: Tensors ``[C, ...]``, of which ``loss`` gets the client's rows as further arguments.
 
         Raises:
             UserError: The loss can't be computed for the target of a sample.

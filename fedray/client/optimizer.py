@@ -16,8 +16,9 @@ from fedray.gradients.rows import by_rows
 
 
 class Memory(NamedTuple):
-    """What the clients' optimizer has stored about the steps of one model, such as momentum: vectors ``[C, width]`` of
-    C clients by name in ``buffers``, and the number of ``steps`` that Adam has made."""
+    """What the optimizer of C clients has stored about its earlier steps of one of their models. ``buffers`` maps names
+    such as ``momentum`` to vectors ``[C, width]``, and ``steps`` is the number of steps that Adam has made (0 for
+    SGD)."""
 
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     steps: int = 0
@@ -40,9 +41,10 @@ class Carry:
     the next step.
 
     Args:
-        values: Models (:class:`Model` of ``[C, row_width]``) and vectors ``[C, width]`` by name. The first model is the
-            one that is trained and uploaded.
-        memories: What the optimizer has stored, such as momentum, by the name of the model to which it belongs.
+        values: Models and vectors by name. A model is a :class:`Model` ``[C, row_width]`` with a row of parameters and
+            buffers for each client, a vector a tensor ``[C, width]`` with a number for each parameter. The first model
+            is the one that local training is for.
+        memories: For each model by name, what the optimizer has stored about it, such as momentum.
         overwritable: The names of the models that the next step may overwrite.
 
     Example:
@@ -82,8 +84,12 @@ class Carry:
 
     def moved(self, name: str, direction: Tensor, by: float, in_place: bool) -> Carry:
         """Makes a step of the C models ``name``: returns a carry in which ``by`` times ``direction [C, width]`` is
-        added to their parameters. With ``in_place``, the next call may overwrite the resulting models, which is faster
-        than making new ones."""
+        added to their parameters.
+
+        The models of this carry are overwritten if ``overwritable`` contains ``name``; the result is then this carry
+        itself. Otherwise new models are made. ``in_place`` says whether the next step may overwrite these new models,
+        which is faster.
+        """
         if name in self.overwritable:
             self[name].parameters.add_(direction, alpha=by)
             return self
@@ -103,9 +109,10 @@ class Carry:
         return self.memories.get(name, NEW)
 
     def remember(self, name: str, buffers: Mapping[str, Tensor], steps: int = 0) -> Carry:
-        """Stores the optimizer's vectors: returns a carry in which the model ``name`` has ``buffers``, vectors ``[C,
-        width]`` by name, and the number of ``steps``. The optimizer calls it at each step. An algorithm can call it
-        before the first step, to begin with another momentum than zero: ``carry.remember("y", {"momentum": b})``."""
+        """Stores what the optimizer needs in the next step of the model ``name``: returns a carry with ``buffers``,
+        vectors ``[C, width]`` by name, and ``steps``, the number of steps that Adam has made. The optimizer calls it at
+        each step. An algorithm can call it before the first step, to begin with another momentum than zero:
+        ``carry.remember("y", {"momentum": b})``."""
         memories = {**self.memories, name: Memory(buffers, steps)}
         return Carry(self._values, memories=memories, overwritable=self.overwritable)
 
@@ -138,11 +145,11 @@ class LocalOptimizer:
     ``train.momentum_reset`` says otherwise.
 
     If the attribute ``in_place`` is true, a step overwrites the models that the step before it made, which is faster
-    than making new ones. If clients keep their momentum for the next round, ``momentum_to_keep`` has it after local
-    training, ``[C, width]`` by the name of the model.
+    than making new ones. The attribute ``momentum_to_keep`` is a dict that after local training maps the name of each
+    model to the momentum ``[C, width]`` that the clients keep for the next round. It is empty if they keep none.
 
     Args:
-        training: The optimizer's name and hyper-parameters, from the section ``train``.
+        training: The settings of local training, which have the optimizer's name and hyper-parameters.
         lr: The learning rate eta_l of this round.
         decayed: Which parameters weight decay pulls to 0, as ones and zeros ``[width]``; None stands for all.
         kept_momentum: The momentum ``[C, width]`` that the clients have kept since they last took part, by the name of

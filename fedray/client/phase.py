@@ -47,7 +47,8 @@ class Stack:
     ``ids`` are the clients' numbers, ``indices`` the indices of each client's samples in the training set, ``steps``
     the clients' numbers of local steps, and ``weights`` their aggregation weights. ``gaps`` are the numbers of rounds
     since each client last took part, 0 if it never did. ``scalars`` are the numbers that the server sent to each
-    client, as lists by name. ``purpose`` is what mini-batches are drawn for.
+    client, as lists by name. ``purpose`` says what mini-batches are drawn for, usually local training; each purpose has
+    random numbers of its own.
     """
 
     ids: Sequence[int]
@@ -143,7 +144,8 @@ class ClientPhase:
 
     def start(self, name: str) -> Any:
         """Returns what local training starts from: C copies, one for each client, of the model or vector ``name`` in
-        the server's broadcast. A model is returned as ``[C, row_width]``, a vector as ``[C, width]``."""
+        the server's broadcast. A model is returned as ``[C, row_width]``, with a row of parameters and buffers for each
+        client, and a vector as ``[C, width]``, with a number for each parameter."""
         shared = self.shared[name]
         if not isinstance(shared, Model):
             return shared.expand(self.size, -1)
@@ -199,8 +201,8 @@ class ClientPhase:
         """Returns a carry that is ``new`` for the clients that make local step ``j`` (from 0), and ``old`` for those
         that have already made all their local steps.
 
-        The clients of a stack make their steps together, but some make fewer. In a stack with 3 and 5 steps, the first
-        client keeps its model and momentum after j = 2, while the second client continues.
+        The clients of a stack make their steps together, but some make fewer. If a stack has two clients that make 3
+        and 5 steps, the first client keeps its model and momentum after j = 2, while the second client continues.
         """
         least = min(self.stack.steps)
         if j < least:

@@ -35,14 +35,15 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
 def read_extended(
     path: Path, read_one: Callable[[Path], Values], within: tuple[Path, ...] = ()
 ) -> tuple[Values, list[Path]]:
-    """Reads a configuration file, and merges it over the files that its key ``extends`` names, so that its values
-    replace theirs. These files may extend others in turn.
+    """Reads a configuration file and the files that its key ``extends`` names, and merges them. The values of the file
+    itself replace those of the files that it extends. These may extend others in turn.
 
     Args:
         path: The file. Paths in its key ``extends`` (one, or a list) are relative to its folder. Of the files in a
             list, the values of a later one replace those of an earlier one.
         read_one: ``read_one(path)`` returns the nested sections of a single file.
-        within: The files through which this one is extended, for finding circles; empty for the first file.
+        within: The chain of files, from the first one on, each of which extends the next, and the last of which extends
+            ``path``. It is empty for the first file, and is needed to find circles.
 
     Returns:
         The merged nested sections, and the paths of all files that were read, ``path`` first.

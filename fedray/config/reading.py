@@ -209,8 +209,8 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
     section's class ``model``, such as :class:`TrainConfig`.
 
     Raises :class:`UserError` with a message of one line if a key is unknown or a value is not allowed. The message
-    begins with ``where`` (which names a file, for example). ``prefix`` is put in front of keys in it, such as
-    ``algorithm.``.
+    begins with ``where``, such as the name of the file that has the values. In the message, ``prefix``, such as
+    ``algorithm.``, is put in front of the keys.
     """
     try:
         return model.model_validate(dict(values))

@@ -44,12 +44,13 @@ class ScheduleConfig(Section):
         return self
 
     def over(self, rounds: int) -> ScheduleConfig:
-        """Returns this schedule of a learning rate for a run of ``rounds`` rounds, with the length of a cosine filled
-        in.
+        """Returns this schedule of a learning rate for a run of ``rounds`` rounds. If it is a cosine schedule whose key
+        ``rounds`` is not set, the key is set in the result, so that the cosine falls over all rounds of the run. Any
+        other schedule is returned unchanged.
 
-        A cosine whose key ``rounds`` is not set falls over all rounds of the run. The configuration of the run records
-        this number. Continuing the run for more rounds would need another cosine, so it is refused. Other schedules are
-        returned unchanged. Raises :class:`UserError` if a cosine reaches 0 before the run ends.
+        The configuration of the run records the key. A run with such a cosine can't be continued for more rounds later,
+        because all its rounds would need another cosine. Raises :class:`UserError` if a cosine reaches 0 before the run
+        ends.
         """
         if self.kind == "cosine" and self.rounds is not None and self.rounds < rounds and not self.final:
             raise UserError(

@@ -38,10 +38,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: Any) -> None:
-        """Puts the keys that ``<<`` merges before the section's own, so that the section's own take precedence.
+        """Resolves the key ``<<``, by which a section takes over the keys of other sections: in ``node``, the section
+        as PyYAML has parsed it, replaces ``<<`` by these keys. They are put before the section's own keys, so that
+        these take precedence.
 
-        PyYAML does the same, except that in version 6.0.4 the last of several merged sections takes precedence over the
-        first.
+        PyYAML calls this method for each section. PyYAML's version of it does the same, except that in PyYAML 6.0.4 the
+        last of several merged sections takes precedence over the first.
         """
         merged = next((value for key, value in node.value if key.tag == MERGE), None)
         if merged is None:
@@ -61,7 +63,8 @@ class _Loader(yaml.SafeLoader):
             raise _problem("a number is too long", node) from None
 
     def old_number(self, node: Any) -> NoReturn:
-        """Raises an error for a number in YAML 1.1 that YAML 1.2 reads as a text or as another number."""
+        """Raises an error for ``node``, a value whose meaning is unclear: in YAML 1.1 it is a number, and in YAML 1.2 a
+        text or another number, such as 010. PyYAML calls this method when it meets such a value."""
         number = self.construct_yaml_float(node) if "." in node.value else self.construct_yaml_int(node)
         raise _problem(f"{node.value} is a number in YAML 1.1 only: write {number}, or put a text in quotes", node)
 

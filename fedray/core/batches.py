@@ -31,15 +31,15 @@ class Batch:
     counts: list[int] | None = None
 
     def client_samples(self, row: int) -> tuple[Any, Tensor]:
-        """Returns the inputs and the targets of one client, the one in ``row`` of the arrays, both ``[samples, ...]``
-        and without padding. For a client that has already made all its local steps it returns one sample of padding,
-        because a forward pass needs at least one sample."""
+        """Returns the inputs and the targets in one client's mini-batch, both ``[samples, ...]`` and without padding.
+        ``row`` is the client's place among the C clients, from 0. For a client that has already made all its local
+        steps it returns one sample of padding, because a forward pass needs at least one sample."""
         real = slice(None if self.counts is None else max(1, self.counts[row]))
         return map_leaves(lambda x: aligned(x[row, real]), self.x), self.y[row, real]
 
     def rests(self, row: int) -> bool:
-        """Returns whether the client in ``row`` of the arrays takes no part in this local step, because it has already
-        made all its local steps while other clients still make theirs."""
+        """Returns whether a client takes no part in this local step, because it has already made all its local steps
+        while other clients still make theirs. ``row`` is the client's place among the C clients, from 0."""
         return self.counts is not None and not self.counts[row]
 
 
@@ -73,10 +73,12 @@ def steps_of(samples: int, batch_size: int | None, local_steps: int | None, loca
 
 
 def has_single(samples: int, batch_size: int | None, local_epochs: int | None) -> bool:
-    """Returns whether a client with ``samples`` samples has mini-batches of a single sample, which BatchNorm may be
-    unable to normalise. A ``batch_size`` of None means that all samples of a client are one mini-batch. A
-    ``local_epochs`` of None means that the length of training is set in steps, where all mini-batches of a client have
-    the same size."""
+    """Returns whether any mini-batch of a client with ``samples`` samples has only a single sample, which BatchNorm may
+    be unable to normalise.
+
+    A ``batch_size`` of None means that all samples of a client are one mini-batch. A ``local_epochs`` of None means
+    that the length of training is set in steps; all mini-batches of a client then have the same size.
+    """
     size = min(batch_size or samples, samples)
     return size == 1 or (local_epochs is not None and samples % max(size, 1) == 1)
 

@@ -90,9 +90,10 @@ def require_copyable(module: nn.Module) -> None:
     """Checks that fedray can train copies of the user's ``module``.
 
     Raises:
-        UserError: two tensors of the module share memory, a parameter has no numbers (device meta), a parameter has a
-            hook for accumulated gradients (fedray would never call it), or a function in the module refers to the
-            module itself.
+        UserError: two different parameters or buffers lie in the same memory (one that several layers share is
+            allowed); a parameter is on the device meta, so that it has no numbers; a parameter has a hook for
+            accumulated gradients, which fedray would never call; or a hook of a layer, or a function or weak reference
+            in its attributes, refers to the module itself, so that copies would use the original.
     """
     if pair := shared_memory(module):
         raise UserError(
@@ -145,10 +146,13 @@ ATOMS = (str, bytes, int, float, complex, type(None))
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """Finds the objects inside ``value``, such as all tensors in an attribute of a module. Yields ``value`` itself,
-    then the objects in it if it is a container, a method, a ``functools.partial``, or an object with attributes, then
-    the objects in these, down to four levels. Each object is yielded once. Strings and numbers are left out, and
-    modules and tensors are yielded, but not searched."""
+    """Yields ``value`` and all objects inside it, for example to find the tensors in an attribute of a module.
+
+    Objects are inside a container, in the attributes of an object, in a method (its function and the object to which
+    it is bound), and in a ``functools.partial`` (its function and arguments). The search goes down four levels. Each
+    object is yielded once. Strings, numbers and None are left out. Modules, tensors, classes and functions are yielded,
+    but not searched.
+    """
     yield from _reached([value], _contents)
 
 

@@ -12,13 +12,14 @@ class LocalTraining:
     """The settings of clients' local training, which are the same for all algorithms: mini-batches and the clients'
     optimizer.
 
-    Most attributes are named after their keys ``train.*`` in the configuration. A ``batch_size`` of None means that all
-    samples of a client are one mini-batch. One of ``local_steps`` and ``local_epochs`` is None. ``optimizer`` is
+    Most attributes are named after their keys ``train.*`` in the configuration; ``seed`` is ``run.seed``. A
+    ``batch_size`` of None means that all samples of a client are one mini-batch. Training is measured either in
+    ``local_steps`` or in ``local_epochs`` (passes over a client's samples); the other one is None. ``optimizer`` is
     ``sgd``, ``adam`` or ``adamw``; ``beta1``, ``beta2`` and ``epsilon`` are for the last two. ``momentum_reset`` says
     when momentum starts from 0 again: in each ``round``, in each ``epoch``, or ``never``. ``grad_clip`` is the largest
     norm of a gradient (0: not clipped). Weight decay leaves out normalisation layers and biases unless
-    ``decay_norms_and_biases`` is set. ``augment`` lists functions that change the inputs of mini-batches at random, in
-    the order in which they are called.
+    ``decay_norms_and_biases`` is set. ``augment`` holds the functions that change the inputs of mini-batches at random
+    (:data:`~fedray.core.augmentation.Augmentation`). They are called one after another, in this order.
     """
 
     seed: int

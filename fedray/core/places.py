@@ -22,12 +22,12 @@ Place = tuple[dict[str, Any], str]
 
 
 class Places:
-    """The parameters and buffers of ``module`` by name, which can be read and replaced, even if several layers share
-    one.
+    """Finds the parameters and buffers of ``module`` by name, and replaces them by other tensors, also where several
+    layers share a tensor.
 
     A tensor that several layers share has several names. The first of these, which is the one in
-    ``named_parameters()``, stands for the tensor: ``parameters`` and ``buffers`` are dicts of tensors by their first
-    names, and ``aliases`` maps every other name to the first one. ``not_saved`` has the first names of buffers that
+    ``named_parameters()``, stands for the tensor. ``parameters`` and ``buffers`` map first names to tensors, and
+    ``aliases`` maps every other name to the first name of its tensor. ``not_saved`` has the first names of buffers that
     ``state_dict()`` leaves out (``persistent=False``).
     """
 
@@ -66,9 +66,11 @@ class Places:
         return {**self.parameters, **self.buffers}
 
     def now(self, name: str) -> Any:
-        """Returns what the module currently has under ``name``, the first name of a parameter or buffer. This differs
-        from the tensor that was there when this object was made if a forward pass has assigned to the layer's attribute
-        since."""
+        """Returns the tensor that the module has now as its parameter or buffer ``name`` (its first name).
+
+        This is not the tensor in :attr:`tensors`, which was found when this object was made, if the layer's attribute
+        has been assigned to since, for example by a forward pass. It may even be None.
+        """
         held, key = self._places[name][0]
         return held.get(key)
 
@@ -105,9 +107,9 @@ class Places:
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Checks that no forward pass has put another tensor in the place of a parameter, which would then not be
-        trained. ``tensors`` are the module's tensors by name, as they were before the pass. Raises :class:`UserError`
-        otherwise."""
+        """Raises :class:`UserError` if a forward pass has put another tensor in the place of a parameter, because the
+        parameter would then not be trained. ``tensors`` maps names to the tensors that the module had before the pass.
+        Only the parameters among them are checked."""
         for name in self.parameters:
             if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(

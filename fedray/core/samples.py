@@ -74,8 +74,9 @@ class Samples:
 
     @property
     def slow(self) -> bool:
-        """Whether a thread should read the next mini-batches during training because reading takes long: the samples
-        are on another kind of device than the models."""
+        """Whether reading mini-batches takes so long that a thread should read the next ones ahead during training.
+        This is true if the samples are on another kind of device (CPU or GPU) than the models, and always true for
+        :class:`ReadSamples`."""
         # by their types: "cuda" and "cuda:0" are the same device, but not equal
         return self.device.type != self.y.device.type
 
@@ -93,7 +94,8 @@ class Samples:
     def gather(self, indices: Indices) -> tuple[Any, Tensor]:
         """Returns the inputs and the targets of the samples with these ``indices`` (an array of any shape), both
         ``[*indices.shape, ...]``, on the device where models are trained. Inputs are converted and scaled as a model
-        gets them. Both are in newly allocated memory, and therefore aligned."""
+        gets them. Both are in newly allocated memory. Such memory is aligned; elsewhere kernels may round
+        differently."""
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
@@ -123,9 +125,12 @@ class Samples:
         return sent(chosen, self.device)
 
     def inputs(self, raw: Any) -> Any:
-        """Converts inputs from their stored form, ``raw [..., *sample]`` as :meth:`raw` returns them, to inputs as a
-        model gets them, in the same shape: floats and uint8 become scaled float32, other integers int64. Floats are in
-        newly allocated memory."""
+        """Converts inputs from their stored form to the form in which a model gets them, with the same shape. Floats
+        and uint8 become float32 and are scaled, other integers become int64, and other types stay as they are.
+
+        ``raw`` are inputs that :meth:`raw` has returned, ``[..., *sample]``, where ``sample`` is the shape of one
+        sample. Results of type float32 are copies; others may share the memory of ``raw``.
+        """
         if self.scale is None or self.shift is None:
             return map_leaves(_as_input, raw)
 
@@ -152,10 +157,10 @@ class ReadSamples(Samples):
     """Samples whose inputs are read one by one when they are used, for example from files: ``x`` is of type
     :class:`Items`. The inputs may be transformed at random when they are read.
 
-    The global random generators are seeded before each item is read. In local steps the seed depends on ``seed`` (the
-    run's), the round, the client and the number of samples that the client has drawn before. So an item is transformed
-    differently each time, and the same way in whatever process it is read. In evaluations an item always has the same
-    seed.
+    The global random generators are seeded before each item is read, so that random transforms do not depend on the
+    process that reads it. In local steps this seed depends on ``seed`` (``run.seed``), the round, the client, and the
+    number of samples that the client has drawn before in the round. So an item is transformed differently each time a
+    client draws it. In evaluations it depends only on ``seed`` and the item, so an item is always transformed alike.
     """
 
     seed: int = 0

@@ -127,19 +127,19 @@ class Task:
         loss: ``loss(outputs, targets)`` returns the loss of each sample ``[b]``, or of each entry of the targets ``[b,
             ...]``.
         metrics: the metrics by name, which are evaluated on the test set.
-        main: the metric by which models are compared, a name in ``metrics`` or ``loss``.
+        main: the metric by which models are compared: ``loss``, or a name in ``metrics``.
         mode: ``max`` if larger values of the main metric are better, or ``min``.
-        followed: the metric that is also recorded for each client's mini-batches in training, a name in ``metrics``, or
-            None.
+        followed: the name of the metric that is also recorded during training, on each client's mini-batches; None to
+            record none.
         ignored: the target of tokens that do not count, or None if all tokens count.
         loss_per_entry: whether the loss returns a value for each token, not for each sample.
         class_axis: the axis of the logits ``[b, ...]`` that has the classes.
         smoothing: the label smoothing in training. Each target has the weight 1 - smoothing, and all classes share the
             weight ``smoothing`` (C. Szegedy et al.: Rethinking the Inception Architecture for Computer Vision. CVPR
             2016, section 7).
-        counting: a function ``counting(targets)`` that returns the weight of each target in the mean of the loss, for
-            losses whose values already contain this factor, such as torch's with class weights. None if all targets
-            count the same.
+        counting: None if all targets have the same weight in a mean loss. Otherwise ``counting(targets)`` returns the
+            weight of each target, by which the loss must already have multiplied its values, as torch's cross-entropy
+            with class weights does. The mean loss is the sum of the values divided by the sum of the weights.
     """
 
     kind: str = "classification"

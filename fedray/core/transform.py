@@ -72,13 +72,14 @@ def each_sample(transform: Transform) -> Transform:
 
 @dataclass(frozen=True)
 class SeededTransform:
-    """The user's transform of training samples (``data.transform``) with fixed random numbers, so that a client's
-    result does not depend on which other clients are trained, or where. It applies ``function`` to the mini-batch of
-    each of the C clients that are trained together.
+    """Applies the user's transform of training samples (``data.transform``) so that its random numbers can be repeated:
+    a client's result depends neither on the other clients that are trained, nor on the process that trains it.
 
-    Before each call the global random generators of Python, NumPy and torch are seeded by (seed, round, client, local
-    step). ``name`` is the function's name in messages, and ``module`` is the name of the Python module in which it was
-    found.
+    An instance is called with the mini-batches of C clients that are trained together, and calls ``function``, the
+    user's transform, once for each client's mini-batch. Before each of these calls the global random generators of
+    Python, NumPy and torch are seeded by (seed, round, client, local step). ``name`` is the transform's name in
+    messages. ``module`` is the name of the Python module from which it was imported, or None if the user passed the
+    function itself.
     """
 
     function: Transform
@@ -149,8 +150,9 @@ class SeededTransform:
 
     @property
     def code(self) -> list[Any]:
-        """The functions and objects of which the user's transform consists, such as the steps of a ``Compose``. Their
-        code is hashed, because two runs with different transforms are different runs."""
+        """The functions and objects of which the user's transform consists, such as the steps of a ``Compose``, and the
+        Python module ``module`` if it is imported. Their code is hashed, because two runs with different transforms are
+        different runs."""
         return [*_parts(self.function), *([sys.modules[self.module]] if self.module in sys.modules else [])]
 
 

@@ -78,10 +78,12 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def take(self, node: Node) -> Tensor | None:
-        """Removes a partial sum that was added, and returns its value, which the caller may overwrite: that of
-        ``node``, a pair ``(level, index)`` that stands for the 2**level positions of the cohort from index * 2**level
-        on. Returns None, and removes nothing, if this node has no value, if its value was already added to that of its
-        sibling, or if it is read-only."""
+        """Removes the partial sum of ``node`` from the tree and returns it. The caller may overwrite it.
+
+        ``node`` is a pair ``(level, index)``, which stands for the 2**level positions of the cohort from
+        index * 2**level on. Returns None, and removes nothing, if the partial sum is read-only, or if the tree has none
+        for this node: it was never added, or it was already added to that of the neighbouring node.
+        """
         return None if node in self._read_only else self.nodes.pop(node, None)
 
     def total(self) -> Tensor:
@@ -91,18 +93,18 @@ class TreeSum:
 
 
 class LeafSum:
-    """Adds up clients' float32 rows, such as their models, each times a weight, in double precision: :meth:`add` is
-    called for each stack of clients (clients that are trained together), and then :meth:`finish`. The result is in the
-    :class:`TreeSum` ``tree``.
+    """Computes a weighted sum of clients' float32 rows, such as their models, in double precision. :meth:`add` is
+    called for each stack (clients that are trained together), and :meth:`finish` after the last one. The sum is then in
+    ``tree``.
 
-    Rows at neighbouring positions of the cohort are collected until they fill a subtree of at most :data:`HELD_BYTES`.
-    They are then added up piece by piece, so that a long row is read only once and never copied to double precision as
+    Rows at neighbouring positions of the cohort are collected, up to about :data:`HELD_BYTES` bytes, and then added up
+    together. This is done piece by piece, so that a long row is read only once and never copied to double precision as
     a whole.
 
     Args:
         tree: the sum over the cohort, to which the rows are added.
-        counts: the slices of a row that hold counts, such as numbers of batches, which have no average. There the sum
-            takes the numbers of the row at position 0, without a weight.
+        counts: the slices of a row that hold counts, such as the number of batches that a layer has seen. Counts are
+            not averaged: the sum gets those of the row at position 0 of the cohort, without a weight.
     """
 
     def __init__(self, tree: TreeSum, counts: Sequence[slice] = ()) -> None:

@@ -17,12 +17,14 @@ class UploadRows:
     """Tells an upload step (:class:`UploadStep`) about the rows that it gets: one row for each of C clients.
 
     Args:
-        name: the upload's name in the algorithm.
-        phase: the phase of the round that uploads it.
+        name: the name under which the algorithm returns the upload, such as ``y``.
+        phase: the name of the phase in which clients send it, such as ``train``. A phase is a part of a round: a
+            broadcast, the clients' work, and an update at the server.
         round: the number of the round.
         clients: the clients' numbers; ``clients[i]`` is the client of row i.
         seed: ``run.seed``; only :meth:`generator` uses it.
-        place: a number for the step and the upload; only :meth:`generator` uses it.
+        place: a number that differs between all pairs of a step and an upload of the phase, so that each pair has its
+            own random numbers; only :meth:`generator` uses it.
         kept: float32 ``[C, parameters]``, the rows that the step stored for these clients at their last participation,
             zeros before the first; None for a step that stores nothing. A step whose ``keeps`` is true assigns the rows
             that it stores from now on.
@@ -50,10 +52,12 @@ class UploadStep:
     """The base class of steps that change uploads on the client's side, before they are weighted and summed: clipping,
     compression or noise (``train.upload``).
 
-    Any function ``step(rows, upload)`` is a step as well; a class can also store a row for each client (:attr:`keeps`).
-    Steps are called in the order in which the configuration names them, each with the rows that the one before has
-    returned. A step must treat each row separately, draw random numbers only from :meth:`UploadRows.generator`, and
-    depend on nothing else. :class:`fedray.testing.UploadContract` tests this.
+    fedray calls ``step(rows, upload)`` with the rows of C clients, ``[C, parameters]``, and an :class:`UploadRows` that
+    says whose rows they are. The step returns the rows that are sent instead. It may also be a plain function; only a
+    class can store a row for each client (:attr:`keeps`). Steps are called in the order in which the configuration
+    names them, and each gets the rows that the one before it has returned. A step must treat each row separately, draw
+    random numbers only from :meth:`UploadRows.generator`, and depend on nothing else.
+    :class:`fedray.testing.UploadContract` tests this.
 
     Example:
         class Clip(UploadStep):

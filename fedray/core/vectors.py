@@ -22,10 +22,10 @@ round."""
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one named tensor in the row of a :class:`Model`: ``size`` numbers from ``start`` on. The ``start``
-    of a buffer is counted from the beginning of its :class:`Block`. ``order`` lists the tensor's dimensions from the
-    outermost in memory to the innermost. It preserves a module's memory format, such as channels last, which decides
-    what kernels are run."""
+    """The place of one named tensor in the row of a :class:`Model`: ``size`` numbers from ``start`` on. For a buffer,
+    these are entries of its :class:`Block`, counted from the beginning of the block. ``order`` lists the tensor's
+    dimensions from the outermost in memory to the innermost. So tensors that are read from a row have the memory format
+    of the module's, such as channels last; torch chooses kernels by it."""
 
     name: str
     shape: torch.Size
@@ -170,9 +170,9 @@ class Block:
 
     Args:
         dtype: the type of the buffers.
-        slots: where each buffer's entries are among the entries of the block.
+        slots: for each buffer a :class:`Slot`, which says where its entries are among those of the block.
         start: where the block begins, counted from the first number of the row that belongs to a buffer.
-        count: the number of entries in the block. An entry takes ``parts`` numbers of the row.
+        count: how many entries (numbers of type ``dtype``) the block has. Each takes ``parts`` numbers of the row.
         units: the names of buffers that are vectors of length 1. A mean of such vectors is shorter, so they are scaled
             to length 1 when they are read.
     """
@@ -240,13 +240,13 @@ class Layout:
     """The places of a module's tensors in the row of a :class:`Model`: the trainable parameters come first, then the
     buffers.
 
-    ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, of which the last may
-    be padding, which is zero. The buffers take ``buffers`` numbers, and ``buffer_width`` with padding. They keep their
-    types: see :mod:`fedray.core.numbers`.
+    The trainable parameters take ``parameters`` numbers of the row, and ``width`` together with padding by zeros. The
+    buffers take ``buffers`` numbers, and ``buffer_width`` with padding. Buffers of other types than float32 are stored
+    as float32 numbers without losing a bit (:mod:`fedray.core.numbers`).
 
-    Tensors that never change are not in the row: frozen parameters, and the ``constants``, which are the buffers that
-    are not named in ``changing``. A frozen parameter that forward passes change, such as a moving average of another
-    layer, is named in ``changing`` and is treated as a buffer. If ``changing`` is None, all buffers are in the row.
+    Tensors that never change are not in the row. These are frozen parameters, and the buffers that are not named in
+    ``changing`` (the dict ``constants``). A frozen parameter that forward passes change, such as a moving average, must
+    be named in ``changing``, and is treated as a buffer. If ``changing`` is None, all buffers are in the row.
     """
 
     def __init__(self, module: nn.Module, changing: Collection[str] | None = None) -> None:
@@ -307,9 +307,9 @@ class Layout:
             block.write(buffers, tensors)
 
     def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Returns the values of the buffers that may change, taken from ``tensors`` (by name), as a new vector
-        ``[buffer_width]``, the end of a model's row, with the padding of ``like [buffer_width]``. Unlike
-        :meth:`write_buffers`, it changes nothing in place, so it can be used in functions that are compiled."""
+        """Makes the vector ``[buffer_width]`` at the end of a model's row from ``tensors``, the buffers by name. Its
+        padding is copied from ``like``, another such vector. Other tensors in ``tensors`` are ignored. In contrast to
+        :meth:`write_buffers`, this changes nothing in place, so it can be used in functions that are compiled."""
         if not self.blocks:
             return like
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])

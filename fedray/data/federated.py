@@ -53,15 +53,17 @@ class FederatedData:
     stored.
 
     * ``x``, ``y``, ``x_test``, ``y_test``: the inputs and targets of all training and test samples. Inputs are an array
-      [n, ...], a tuple or dict of such arrays, or a :class:`LazyItems`. If the source has a public set that is used,
-      its samples are at the end of ``x`` and ``y``.
-    * ``classes``, ``task``: the number of classes, and the kind of task, such as ``classification``. ``scale``,
-      ``shift``: a model's input is float32(x) * scale + shift (:class:`~fedray.data.sources.source.Source`).
+      [n, ...], a tuple or dict of such arrays, or a :class:`LazyItems`. If a public set that came with the data is
+      used, its samples are at the end of ``x`` and ``y``.
+    * ``classes``, ``task``: the number of classes, and the kind of task, such as ``classification``.
+    * ``scale``, ``shift``: a model's input is float32(x) * scale + shift
+      (:class:`~fedray.data.sources.source.Source`).
     * ``indices`` and ``offsets``: client i holds the training samples ``indices[offsets[i]:offsets[i + 1]]`` (int64,
       sorted), which are indices into ``x``.
-    * ``public``, ``validation``: indices into ``x`` of the public set, on which the server may train, and of the
-      validation set. No client holds these samples, except those of the public set with ``data.public_overlap``.
-      ``train_subset``: indices into ``x`` of the samples on which train_accuracy is evaluated.
+    * ``public``: indices into ``x`` of the public set, on which the server may train. Clients hold none of these
+      samples unless ``data.public_overlap`` is set.
+    * ``validation``: indices into ``x`` of the validation set, of which clients hold no sample.
+    * ``train_subset``: indices into ``x`` of the samples on which train_accuracy is evaluated.
     * ``test_indices``, ``test_offsets``: each client's share of the test set, as indices into ``x_test``, in the form
       of ``indices`` and ``offsets``. Both are None if the clients have no test shares.
     * ``ids`` int64 [N]: the number that each client has in the data set. These are 0..N-1 unless the clients come with
@@ -200,16 +202,16 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
     """Partitions the samples of a data set among clients.
 
-    Two sets of samples are first drawn at random from the training set and withheld from the clients: the public set,
-    for a model that the server trains, and the validation set. If the source comes with a public set, that set is used
-    instead of a draw: all of it if ``data.public_samples`` is ``auto``, or else ``data.public_samples`` random samples
-    of it. With ``data.public_overlap`` the clients get the samples of a drawn public set as well.
+    Two sets are first drawn at random from the training set and withheld from the clients: the public set, on which the
+    server may train a model, and the validation set. If ``source`` comes with a public set, that set is used instead of
+    a drawn one: all of it if ``data.public_samples`` is ``auto``, or else that many random samples of it. With
+    ``data.public_overlap`` a drawn public set is not withheld, so that clients get its samples, too.
 
     Args:
         source: the data set.
         data: the section ``data`` of a configuration, which describes the partition.
         seed: the seed of all random draws.
-        public_samples: the size of the public set; 0 for none.
+        public_samples: how many samples to draw for the public set; 0 for none, even if the source comes with one.
 
     Raises:
         UserError: the data can't be partitioned in the way that ``data`` asks for.
@@ -295,12 +297,12 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
 
 
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
-    """Partitions the public set among the clients, and returns ``data`` with these samples added to the clients'
-    training samples. The public set of the result is empty.
+    """Moves the samples of the public set to the clients. Returns ``data`` with these samples among the clients'
+    training samples, and with an empty public set.
 
-    The public set is for a model that the server trains. An algorithm without such a model then trains on as many
-    labelled samples as one with it. The public samples go, in an order drawn by ``seed``, to the clients that hold
-    samples. The numbers of public samples that two clients get differ by one at most.
+    This is for fair comparisons (``data.public_to=clients``): some algorithms train a model on the public set at the
+    server, and the others can then train on the same samples at the clients. The samples are shuffled by ``seed`` and
+    divided evenly among the clients that hold samples. Two clients' shares differ by one sample at most.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)

@@ -46,13 +46,14 @@ class _Pair:
 
 
 def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
-    """Checks the ``scale`` and ``shift`` that a user gives for the inputs ``x``, and returns them as float32.
+    """Checks the ``scale`` and ``shift`` that a user gives for the inputs ``x``, and returns them as a dict
+    ``{"scale": ..., "shift": ...}``. The dict is empty if no input is scaled.
 
-    A model's inputs are float32(x) * scale + shift. The result is ``{"scale": ..., "shift": ...}``, each float32
-    ``[channels]``; if only one of the two is None, it becomes 1 (scale) or 0 (shift). If ``x`` is a tuple or dict of
-    inputs, scale and shift are tuples or dicts like ``x``, with None for inputs that stay as they are. If both are
-    None, uint8 inputs in a tuple or dict are divided by 255. The result is an empty dict if no input is scaled. Raises
-    :class:`UserError`, whose message begins with ``where``, if scale or shift do not fit ``x``.
+    A model's inputs are float32(x) * scale + shift. If ``x`` is an array, scale and shift in the result are float32
+    ``[channels]``. If ``x`` is a tuple or dict of arrays, they are tuples or dicts of the same structure, with None for
+    inputs that stay as they are. If the user gives only a scale, the shift is 0; if only a shift, the scale is 1. If
+    the user gives neither, uint8 inputs in a tuple or dict are divided by 255, and all other inputs stay as they are.
+    Raises :class:`UserError`, whose message begins with ``where``, if scale or shift do not fit ``x``.
     """
     structured = isinstance(x, (tuple, Mapping))
     if scale is None and shift is None:
@@ -79,11 +80,17 @@ def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
     """Returns the scale and shift for the value ``choice`` of ``data.normalization``, as
     ``{"scale": ..., "shift": ...}``.
 
-    A model's inputs are float32(x) * scale + shift, where x are the stored inputs. Scale and shift are computed from
-    the training inputs ``x``, an array or a tuple or dict of arrays, and have the structure of ``x``. For ``default``
-    the result is an empty dict, which means that the source's scale and shift are kept. In a tuple or dict, inputs for
-    which the choice makes no sense stay as they are. Raises :class:`UserError`, whose message begins with ``where``, if
-    the choice makes sense for none of the inputs.
+    A model's inputs are float32(x) * scale + shift. ``x`` are the training inputs: an array, or a tuple or dict of
+    arrays, and scale and shift have the same structure. ``choice`` is one of
+
+    * ``standard``: subtract each channel's mean over ``x``, and divide by its standard deviation; for floats and uint8
+    * ``imagenet``: the same with the mean and standard deviation of ImageNet; for uint8 images with 3 channels
+    * ``unit``: divide by 255; for uint8
+    * ``default``: keep the source's scale and shift; the result is an empty dict.
+
+    In a tuple or dict, arrays of other types stay as they are: their scale and shift are None. Raises
+    :class:`UserError`, whose message begins with ``where``, if that is so for all inputs, or if ``choice`` is
+    ``standard`` and the inputs are not in memory but read one by one.
     """
     if choice == DEFAULT:
         return {}

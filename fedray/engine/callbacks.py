@@ -45,9 +45,9 @@ class RunStart:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a finished round, which callbacks get: the round's number ``round`` (from 1), and ``metrics``, the
-    values in its row of metrics.csv by column.
+    """Describes a finished round. It is the argument of a callback's method ``round``.
 
+    ``round`` is the number of the round, from 1. ``metrics`` has the round's row of metrics.csv, as values by column.
     The other results of the round, such as :attr:`clients` and :meth:`model`, are fetched from the process that runs
     the rounds when a callback reads them, so that they cost nothing otherwise. They are copies, and can be read only
     until the callback returns. ``look`` is the function that fetches them, which fedray sets.
@@ -135,10 +135,12 @@ class Callback:
 
 
 class Callbacks:
-    """Calls all callbacks of a run: those that the key ``run.callbacks`` names (``named``, with entries such as
-    ``file.py:Name`` or ``{name: file.py:Name, option: 1}``), and those that were passed as objects from Python
-    (``handed_over``). A function is used as the method ``round``. A class is instantiated, with the entry's options or
-    else without arguments.
+    """Calls all callbacks of a run.
+
+    ``named`` are the entries of the key ``run.callbacks``, such as ``file.py:Name`` or
+    ``{name: file.py:Name, option: 1}``. ``handed_over`` are the callbacks that were passed from Python. A callback may
+    also be a function, which is called after each round like a method ``round``. It may also be a class: an instance is
+    made, with the options of its entry, or without arguments if there are none.
 
     An exception of a named callback becomes a :class:`UserError`, which names the callback, the file and the line. An
     exception of a callback from Python is raised unchanged.

@@ -40,7 +40,8 @@ MOMENTUM = "momentum of "
 
 class Clients:
     """Everything with which one process simulates clients on one device: the network, the data and the clients' states.
-    :meth:`phase_of` makes the :class:`~fedray.client.phase.ClientPhase` of any clients, with which an algorithm trains.
+    For any clients, :meth:`phase_of` makes the :class:`~fedray.client.phase.ClientPhase`, the object through which an
+    algorithm trains them.
 
     Args:
         experiment: The algorithm, the model and all settings of the run.
@@ -126,10 +127,10 @@ class Clients:
             yield
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
-        """Returns the broadcast to which ``handle`` refers, which the server has sent to all clients: models and
-        tensors by name, in aligned memory of this process, on its device.
+        """Returns the broadcast to which ``handle`` refers. A broadcast is what the server sends to all clients: a dict
+        of models and tensors by name. They are in this process's own memory, on its device.
 
-        The last broadcast stays in memory, because all tasks of a phase have the same one.
+        The last broadcast stays in memory for the next call, because many tasks in a row have the same one.
         """
         if self._last_broadcast is None or self._last_broadcast[0] != handle:
             # the previous broadcast is freed first, because it may be as large
@@ -181,8 +182,9 @@ class Clients:
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
     def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """Returns the object that an algorithm's methods get as ``client``: the clients of ``stack``, which are trained
-        together, in one phase of a round.
+        """Returns the object that an algorithm's methods get as the argument ``client``. It stands for the clients of
+        ``stack``, which are trained together, in one phase of a round (a phase is one broadcast of the server and the
+        work that clients do with it).
 
         ``training`` has the settings of their local training; None stands for the run's settings. ``rest`` are the
         other arguments of :class:`~fedray.client.phase.ClientPhase`, such as ``round``, ``lr`` and ``shared``.
@@ -212,9 +214,9 @@ class Clients:
 
     def momentum(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
         """Returns the momentum that C clients, which are trained together, have kept since they last took part
-        (``train.momentum_reset: never``): for the name of each model that has one, vectors ``[C, width]``, a row for
-        each client. ``handles`` has a reference to the state of each client, or None. A client without momentum gets
-        zeros."""
+        (``train.momentum_reset: never``). The result maps the name of each model that has momentum to vectors
+        ``[C, width]``, with a row for each client. ``handles`` has a reference to the state of each client, or None for
+        a client without a state. A client without momentum gets zeros."""
         with self.clock.on("transport"):
             files = [{} if handle is None else self.traffic.take(handle) for handle in handles]
         names = sorted({name for file in files for name in file if name.startswith(MOMENTUM)})

@@ -54,8 +54,8 @@ class TaskCutter:
     Args:
         pool: The workers.
         training: The settings of local training, which say on how many samples a client trains.
-        chunk: The largest number of clients in a stack, clients that are trained together as one tensor. A stack is
-            never divided between tasks. None if clients are trained one by one, so that a task may end after any
+        chunk: The largest number of clients in a stack (a group of clients that are trained together as one tensor). A
+            stack is never divided between tasks. None if there are no such groups, so that a task may end after any
             client.
         row_width: The number of floats in a model, on which the memory of the partial sums of uploads depends.
         lanes: The number of clients that a GPU can train side by side. So many neighbours stay in one task if the
@@ -73,9 +73,9 @@ class TaskCutter:
         """Divides ``cohort`` into parts that make a task each. Returns the parts in the order in which workers should
         get the tasks.
 
-        Each region of the pool, a group of workers that are near each other, gets neighbouring positions of the cohort,
-        because sums over neighbours can be added up where they are. A region gets as many as its workers can train in
-        the same time as the other regions.
+        Each region of the pool, a group of workers that are near each other, gets clients at neighbouring positions of
+        the cohort, so that the sums over these clients can be added up within the region. The regions get so many
+        clients each that all are expected to need the same time.
         """
         self._work = [load_of(size, self.training).seen for size in cohort.sizes]
         members, regions = len(cohort.ids), self.pool.regions
@@ -131,12 +131,13 @@ def cut_into_tasks(
         slots: The number of workers.
         task_fraction: The target size of a task as a fraction of an even share, which is the remaining work divided by
             ``slots``.
-        undivided: Blocks that must not be cut, such as clients that are trained together, of which the tasks are then
-            made. If it is None, the blocks are aligned powers of two, as large as fit into a task.
+        undivided: All blocks of the cohort, if the caller divides it, such as groups of clients that are trained
+            together. They are not cut. If it is None, the function chooses blocks that are as large as fit into a task:
+            their sizes are powers of two, and they begin at multiples of their sizes (the last block may be shorter).
         nodes: How many nodes of the summation tree (partial sums over clients) a worker may need at a time to add up a
             task. A single block that is not cut may need more.
-        least: The smallest target size, in the unit of ``work``. If an even share is less, the even share is the
-            minimum instead, or a fifth of ``least`` if that is more.
+        least: The smallest target size, in the unit of ``work``. When so little work is left that an even share is less
+            than ``least``, the smallest target size is the even share, but not less than a fifth of ``least``.
         longest: The largest target size, in the unit of ``work``.
         together: Blocks of at most this number of clients are not cut further.
         within: The range ``(start, stop)`` of positions that is cut; None means the whole cohort.
@@ -167,8 +168,8 @@ class _Blocks:
         heapq.heapify(self.left)
 
     def take(self, target: float) -> list[tuple[int, int]]:
-        """Removes blocks for the next task, which cost about ``target`` together, and returns them. Blocks that are too
-        large are cut before."""
+        """Returns blocks for the next task, whose costs add up to about ``target``, and removes them from those that
+        are left. Blocks that are too large are cut first."""
         blocks: list[tuple[int, int]] = []
         room, added, deepest = target, 0, 0
         while self.left:
@@ -235,20 +236,21 @@ def split_by_work(
 
 @dataclass(frozen=True)
 class Sent:
-    """A broadcast that the server has sent at the start of a phase, as tasks refer to it. ``shared`` is a handle (a
-    reference) of the models and vectors that all clients get. ``scalars`` has, for each name, a list with a number for
-    each client of the cohort."""
+    """What the server has sent to the clients at the start of a phase of the round. ``shared`` is a handle, a reference
+    by which tasks name the models and vectors that all clients get. ``scalars`` has the numbers that differ from client
+    to client: it maps the name of each to a list with an entry for each client of the cohort."""
 
     shared: Handle
     scalars: Mapping[str, Sequence[float]]
 
 
 def task_of(part: Part, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
-    """Returns the task for a worker to run a phase of the algorithm for the clients in ``part``, a part of the round's
-    cohort.
+    """Returns the task that makes a worker run one phase of the algorithm for the clients in ``part``, a part of the
+    round's cohort.
 
-    ``sent`` has the broadcasts of all phases of the round so far, and the task is for the last of these phases. The
-    rest of the task, such as the clients' weights and states, comes from ``state`` and ``experiment``.
+    A round has one or more phases, each of which begins with a broadcast of the server. ``sent`` has the broadcasts of
+    all phases of the round so far, and the task is for the last of these phases. The rest of the task, such as the
+    clients' weights and states, comes from ``state`` and ``experiment``.
     """
     server, places, algorithm = state.server, positions(part.blocks), experiment.algorithm
     cohort = server.cohort

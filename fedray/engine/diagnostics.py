@@ -128,9 +128,11 @@ def momentum_error(state: RunState, window: int) -> float | None:
 
 
 def remember(state: RunState, update: Tensor, window: int) -> None:
-    """Stores ``update [width]``, by which the server would have moved in this round with all clients, for
-    :func:`momentum_error`: appends it to the vector of the server that is named :data:`HISTORY`, and removes the
-    updates of rounds before the last ``window`` rounds."""
+    """Stores ``update`` for :func:`momentum_error`. It is the change, a vector ``[width]``, that the server would make
+    to its model in this round if all clients took part.
+
+    It is appended to the server's vector with the name :data:`HISTORY`, which keeps the updates of the last ``window``
+    rounds; older ones are removed."""
     known = state.server.vectors.get(HISTORY)
     rows = update[None] if known is None else torch.cat([torch.as_tensor(known), update[None]])
     state.server[HISTORY] = rows[-window:].contiguous()

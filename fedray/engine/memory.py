@@ -39,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def activations(network: Network, x: Any) -> int:
     """Returns how many bytes a forward pass of ``network`` with the inputs ``x [b, ...]`` keeps for the backward pass,
-    without the parameters."""
+    not counting the model's parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
 
@@ -57,16 +57,17 @@ def activations(network: Network, x: Any) -> int:
 
 
 def memory_of_client(network: Network, x: Any, state_width: int) -> int:
-    """Estimates how many bytes the training of one client takes, with the inputs ``x [b, ...]`` of a mini-batch. They
-    are a few vectors as long as the model, the ``state_width`` floats that the client keeps between rounds, and twice
-    the activations that a forward pass keeps, because the backward pass needs as much memory again."""
+    """Estimates how many bytes of memory the training of one client takes. ``x [b, ...]`` are the inputs of a
+    mini-batch, and ``state_width`` is the number of floats that the client keeps between rounds. The estimate is the
+    sum of a few vectors as long as the model, these floats, and twice the activations that a forward pass keeps,
+    because the backward pass needs as much memory again."""
     return 4 * (VECTORS * network.layout.row_width + state_width) + 2 * activations(network, x)
 
 
 def available(device: torch.device) -> int:
     """Returns how many bytes of memory this process can still get on ``device``. On a GPU this includes memory that
-    torch has reserved but does not use. On a CPU it is the least of the machine's free memory, the free memory of its
-    container, and what the process's own limit leaves."""
+    torch has reserved but does not use. On a CPU it is the smallest of three amounts: the machine's free memory, the
+    free memory of its container, and what the process may still take up to its own limit (``ulimit -v``)."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -148,9 +149,9 @@ class Footprint:
 
 
 def processes_per_gpu(footprint: Footprint, cpus: float, most: int) -> int:
-    """Returns how many processes that train clients should share a GPU: as many as fit into its memory by the
-    ``footprint`` of one of them, but at most ``most``, no more than ``cpus``, the number of CPUs for each GPU, and at
-    least one."""
+    """Returns how many processes that train clients should share a GPU. ``footprint`` is the memory that one of them
+    takes, and the result is the number that fits into the GPU's memory. But it is at most ``most``, at most ``cpus``,
+    and at least one. ``cpus`` says for how many processes there are enough CPUs for each GPU; it is rounded down."""
     return max(1, min(footprint.fits, most, whole_units(cpus)))
 
 

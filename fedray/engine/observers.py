@@ -51,9 +51,9 @@ class Observer:
 
 
 class Costs(Observer):
-    """Adds up what the rounds so far would cost outside of a simulation, and writes the totals into columns of
-    metrics.csv: ``iterations`` (in each round the most local steps of a client), ``bytes_down`` and ``bytes_up``
-    (received and sent by all clients) and ``flops`` (of clients and server)."""
+    """Adds up what the rounds so far would have cost if they had not been simulated, and writes the totals into columns
+    of metrics.csv: ``iterations`` (the local steps of the client that makes the most of them in a round),
+    ``bytes_down`` and ``bytes_up`` (received and sent by all clients) and ``flops`` (of clients and server)."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         self.state, self.experiment = state, experiment
@@ -93,8 +93,8 @@ class Diagnostics(Observer):
 
 
 class Records(Observer):
-    """Writes the results of each round to the files of the run folder, with ``recorder``. ``wall_seconds()`` returns
-    the seconds that the run has taken so far."""
+    """Passes the results of each round to ``recorder``, which writes them to the files of the run folder.
+    ``wall_seconds()`` returns the seconds that the run has taken so far."""
 
     def __init__(self, recorder: Recorder, wall_seconds: Callable[[], float]) -> None:
         self.recorder, self.wall_seconds = recorder, wall_seconds
@@ -195,10 +195,10 @@ class LocalModels(Observer):
 class Best(Observer):
     """Follows the task's main metric over the evaluated rounds, to save the best model and to end the run early.
 
-    With ``run.save_best``, ``save(file name)`` is called after each round that is better than all before, to save the
-    evaluated model. ``reason`` says why the run must end, and is None until then. It is "run.stop_at" when the metric
-    has reached the value of that key, and "run.patience" when the metric has not improved for the number of rounds in
-    that key.
+    With ``run.save_best``, ``save(file name)`` is called after each round in which the metric is better than in all
+    rounds before, to save the evaluated model. ``reason`` is None until the run must end. Then it is "run.stop_at" if
+    the metric has reached the value of this setting, or "run.patience" if the metric has not improved for as many
+    rounds as this setting says.
     """
 
     FILE = "model-best.safetensors"
@@ -231,8 +231,8 @@ class Best(Observer):
             self.reason = "run.patience"
 
     def restore(self, metrics: pd.DataFrame) -> None:
-        """Takes the best value of the main metric so far from ``metrics``, the rows of metrics.csv. Called before a run
-        continues from a checkpoint."""
+        """Sets the best value of the main metric so far, and its round, so that a run that continues from a checkpoint
+        compares its further rounds with it. The best value is taken from ``metrics``, the rows of metrics.csv."""
         if self.column in metrics:
             for row in metrics[["round", self.column]].dropna().itertuples(index=False):
                 self._follow(int(row[0]), float(row[1]))

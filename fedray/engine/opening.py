@@ -44,17 +44,17 @@ def open_run(
     close_pool: bool = True,
 ) -> Iterator[Run | None]:
     """Opens the run of ``experiment`` on ``data`` as a context: locks the run folder and starts the workers. At the end
-    everything is closed. If an error ends the context, its reason is written into the folder.
+    everything is closed. If an error ends the context, it is written into the folder.
 
     The context's value is the run, which continues from its last checkpoint if it has one, or None if another process
     finished it while this one waited for the folder. Raises :class:`UserError` if the folder can't be used.
 
     Args:
-        make_pool: Returns the pool of workers for the server's own worker, and describes each process that computes.
+        make_pool: Takes the server's own worker. Returns the pool, and a description (a dict) of each process.
         concurrent: Whether the server trains a model of its own while the clients train.
         overlap: Whether a round is evaluated while the next one begins to train.
-        say: Shows a line to the user.
-        node: Ray's name of this node; empty without Ray.
+        say: ``say(line)`` shows a line to the user.
+        node: Ray's id of this node; empty without Ray.
         close_pool: Whether the pool is closed at the end, or stays open for another run.
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)

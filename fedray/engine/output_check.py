@@ -11,8 +11,9 @@ from fedray.errors import UserError
 
 
 class Form(NamedTuple):
-    """The form of a value that a phase returned for a stack of clients: its ``kind``, such as
-    ``weighted_mean of a model``, and its ``shape`` without the first dimension, the clients."""
+    """The form of a value that a phase of an algorithm (a part of a round) returned for a stack, clients that are
+    trained together. ``kind`` is a text for messages, such as ``weighted_mean of a model``, and ``shape`` is the
+    value's shape without the first dimension, the clients."""
 
     kind: str
     shape: tuple[int, ...]
@@ -24,9 +25,10 @@ All stacks of a phase must return values of the same forms."""
 
 
 def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int, layout: Layout) -> dict[str, Form]:
-    """Checks the ``result`` that an algorithm's ``phase`` has returned for ``clients`` clients that were trained
-    together. Returns the form of each value in the result, which is its kind and shape, by names such as
-    ``uploads['y']``. ``layout`` says how many numbers a model and a vector have.
+    """Checks the ``result`` that an algorithm's phase has returned for ``clients`` clients that were trained together.
+    ``phase`` is the name of the algorithm's method for the phase. ``layout`` says how many numbers a model has, and how
+    many of these are parameters. Returns a dict that maps the name of each value, such as ``uploads['y']``, to its
+    form, which is its kind and shape.
 
     Raises :class:`UserError`, which names the algorithm, the phase and the value, if a value does not have one row for
     each client, or contradicts what the algorithm declares.
@@ -50,8 +52,8 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
 
 def check_same_forms(found: Forms | None, before: Forms | None, algorithm: Algorithm, phase: str) -> None:
     """Checks that a phase of an algorithm returns values of the same kinds and shapes for all clients. ``found`` has
-    the forms of the values for one stack (clients that are trained together), and ``before`` those for earlier stacks,
-    or None for the first stack. Raises :class:`UserError` if they differ."""
+    the forms of the values for some clients, and ``before`` those for clients that were trained earlier; if one of them
+    is None, nothing is checked. ``phase`` is the name of the phase. Raises :class:`UserError` if the forms differ."""
     if before is None or found is None or found == before:
         return
     where = f"{type(algorithm).__name__}.{phase}"

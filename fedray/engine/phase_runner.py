@@ -44,12 +44,13 @@ class _Apart(Exception):
 
 
 class PhaseRunner:
-    """Runs phases of the algorithm in a worker, for one stack (clients that are trained together) after another.
-    ``clients`` has the network, the data and the clients' states.
+    """Runs phases of the algorithm in a worker, for one stack (clients that are trained together) after another. A
+    phase is a part of a round: the clients receive a broadcast, compute, and upload. ``clients`` has the network, the
+    data and the clients' states.
 
     The values that clients keep for later phases of the round (``Result.kept``) stay in this object. If they are
-    missing, because the process that had them died, the earlier phase is run again. So a task can be done by any
-    worker.
+    missing, for example because another worker ran the earlier phase, that phase is run again. So a task can be done by
+    any worker.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -62,7 +63,8 @@ class PhaseRunner:
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Runs a phase of the algorithm for the clients of ``task``. The result has the sums of the clients' uploads,
-        the numbers that they send one by one, and the files of their new states.
+        the numbers that each client sends to the server (``Result.scalars``), and the files with the clients' new
+        states.
 
         While some clients train, the states of the clients that follow are read from files. ``following`` is the next
         task, if it is known, so that the states of its first clients can be read at the end of ``task``.

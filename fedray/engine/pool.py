@@ -28,11 +28,11 @@ class Region:
 class Pool(Protocol):
     """The interface of a pool: the workers of a run, which train and evaluate clients.
 
-    A user-defined class with these methods can be used as an engine (``engine.kind=file.py:Class``). It is instantiated
-    with a :class:`~fedray.engine.worker.Worker` in the server's process, which has the experiment, the data and the
-    folder of the clients' states. The result of a task must have the same bits whichever worker does it.
-    :class:`fedray.testing.PoolContract` tests whether a class keeps these rules. A subclass of :class:`LocalPool` only
-    needs :meth:`publish` and :meth:`map`.
+    A user-defined class with these methods can be used as an engine (``engine.kind=file.py:Class``). The class is
+    called with one argument, a :class:`~fedray.engine.worker.Worker`. This object does tasks in the server's process,
+    and has the experiment, the data and the folder of the clients' states. The result of a task must have the same bits
+    whichever worker does it. :class:`fedray.testing.PoolContract` tests a class for all this. A subclass of
+    :class:`LocalPool` only needs :meth:`publish` and :meth:`map`.
 
     Example:
         class Backwards(LocalPool):
@@ -56,11 +56,13 @@ class Pool(Protocol):
         (:func:`fedray.engine.cutting.cut_into_tasks`)."""
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        """Makes a broadcast available to all workers. Returns a handle, a reference by which tasks name the broadcast.
+        """Makes the models and tensors of a broadcast available to all workers. Returns a handle, a reference by which
+        tasks name the broadcast.
 
         Args:
-            vectors: Models ``[row_width]`` and tensors, float32, by name. The server may change them after the phase,
-                but tasks of later phases in the same round may still need the original values.
+            vectors: Models ``[row_width]`` and tensors, float32, by name. The server may overwrite them once the phase
+                is over. So a pool must copy them if a task of a later phase in the same round may still read them, to
+                repeat this phase.
         """
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
@@ -91,12 +93,12 @@ class Pool(Protocol):
         """Returns arrays that :meth:`keep` has stored, by name. ``handle`` is what :meth:`keep` returned for them."""
 
     def store(self, handle: Handle, target: Path) -> None:
-        """Writes the arrays to which ``handle`` refers into the safetensors file ``target``, for a checkpoint. They are
-        a client's state, or arrays that :meth:`keep` has stored."""
+        """Writes the arrays to which ``handle`` refers into the safetensors file ``target``, for a checkpoint. The
+        arrays are a client's state, or were stored by :meth:`keep`."""
 
     def drop(self, handles: Iterable[Handle]) -> None:
-        """Deletes what ``handles`` refer to and nobody needs any more: states of clients, or arrays that :meth:`keep`
-        has stored."""
+        """Deletes the arrays to which ``handles`` refer: clients' states, or arrays that :meth:`keep` has stored. The
+        caller must not need them any more."""
 
     def close(self) -> None:
         """Stops the workers at the end of the run."""
@@ -104,8 +106,8 @@ class Pool(Protocol):
 
 @dataclass(eq=False)
 class LocalHandle:
-    """A handle, a reference to a published object, for use within one process. It simply holds the object,
-    ``value``."""
+    """A handle (a reference to published data, such as a broadcast) for use within one process. It simply holds the
+    data themselves, ``value``."""
 
     value: Any
 

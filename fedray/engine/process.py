@@ -45,9 +45,9 @@ def _import_path() -> dict[str, str]:
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:
-    """Returns the environment variables with which a process that trains or evaluates must be started, by name: for
-    ``threads`` threads, for the import of the user's modules and, if ``portable``, for the same instruction set on
-    every CPU."""
+    """Returns the environment variables, as a dict, with which a process that trains or evaluates must be started. They
+    set the number of ``threads``, the memory allocator and deterministic kernels, and say where the user's modules are.
+    If ``portable``, they also make all CPUs use the same instruction set."""
     count = str(threads)
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR, **CUBLAS}
     return variables | PORTABLE if portable else variables
@@ -128,9 +128,10 @@ def require_device(device: str, precision: str = "fp32") -> None:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Returns a description of this process: its ``node`` and ``pid``, and what the bits of its results depend on,
-    which is ``device`` (the model of the GPU or CPU), ``instructions`` (the CPU's instruction set) and ``torch``
-    (the version)."""
+    """Returns a description of this process as a dict. ``node`` is the machine's name, and ``pid`` the number of the
+    process. The bits of its results depend on the others: ``device`` (the model of the GPU or CPU), ``instructions``
+    (the CPU's instruction set, empty for a GPU) and ``torch`` (its version). The argument ``device`` is "cpu" or
+    "cuda"."""
     import torch
 
     kind = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()

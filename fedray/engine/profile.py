@@ -10,9 +10,9 @@ from fedray.tracking.columns import PURPOSES
 
 
 class Profile:
-    """Measures on what the time of a round is spent: adds up seconds for each purpose, which is a column of
-    profile.csv such as "gradient". The seconds of workers are divided by the number of workers, because these compute
-    at the same time."""
+    """Measures how the time of a round is spent. It adds up the seconds for each purpose, such as "gradient"; each
+    purpose is a column of profile.csv. The seconds of workers are divided by the number of workers, because they
+    compute at the same time."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
@@ -21,8 +21,8 @@ class Profile:
     @contextlib.contextmanager
     def of_pool(self, slots: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
         """A context for the time in which the ``slots`` workers of a pool do tasks. It yields a function that must be
-        called after each task with the seconds that a worker spent on each purpose, by purpose (``result.seconds``).
-        The remaining time of the context counts as "waiting"."""
+        called after each task, with a dict that maps each purpose (a column of profile.csv) to the seconds that the
+        worker spent on it, the task's ``result.seconds``. The remaining time of the context counts as "waiting"."""
         began, busy = time.perf_counter(), 0.0
 
         def done(seconds: Mapping[str, float]) -> None:

@@ -28,10 +28,14 @@ this number."""
 
 
 class Rehearsed(NamedTuple):
-    """What a rehearsal (one gradient and one evaluation before the first round) has found. ``operations`` are the names
-    of the model's operations of which torch has no deterministic version. ``strict`` says whether tasks must be done in
-    strict mode (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention. If
-    so, ``operations`` are those that were found in a rehearsal in strict mode."""
+    """The result of a rehearsal: one gradient and one evaluation that are computed before the first round, to find the
+    model's operations that are not deterministic.
+
+    ``operations`` are the names of the operations that have no deterministic version in torch. ``strict`` is true if
+    flash attention was the only operation that did not run deterministically. All tasks must then be done in strict
+    mode (:func:`~fedray.engine.determinism.strictly`), in which torch uses its deterministic flash attention. In this
+    case the rehearsal is repeated in strict mode, and ``operations`` are those that the repetition has found.
+    """
 
     operations: tuple[str, ...] = ()
     strict: bool = False

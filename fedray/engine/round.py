@@ -35,24 +35,29 @@ from fedray.experiment.experiment import Experiment
 
 @dataclass
 class RoundResult:
-    """The result of a round. :func:`run_round` makes it, and then the run's observers, which evaluate and record the
-    round, complete it.
+    """The result of a round. :func:`run_round` makes it, and then the run's observers (objects that evaluate and record
+    each round) complete it.
 
     Attributes:
         number: The number of the round, from 1.
         cohort: The clients that took part.
-        log: Columns of clients.parquet by name, each with an entry for each client of the cohort, in the order of ids.
-            An entry is None until a phase sets it, and NaN at the end of the round if none has.
-        states: The files of the clients' new states, by client.
-        models: The clients' trained models that are to be saved (``run.local_models_of``), each as a row of numbers, by
-            client.
-        worker_seconds: The working time of all workers together.
-        samples: The number of samples in all local mini-batches.
-        metrics: The round's row of metrics.csv, values by column.
-        scores: The columns of evaluation.parquet by name; None if the round is not evaluated.
-        layers: The columns of layers.parquet by name; None without ``run.diagnostics``.
-        profile: The seconds that were spent, by purpose.
-        diverged: Whether the loss or the model is not finite.
+        log: Maps each column of clients.parquet to a list with a value for each client of the cohort, in the order of
+            ids. During the round a value is None until a phase of the algorithm (a part of the round) sets it. Values
+            that are still None at the end of the round become NaN.
+        states: Maps each client's number to the file with its new state, which is what it keeps until it takes part
+            again.
+        models: Maps the numbers of clients to their trained models, each as a row of numbers. It has only the clients
+            whose models are to be saved (``run.local_models_of``).
+        worker_seconds: The working time of all workers together, in seconds.
+        samples: The number of samples in all local mini-batches of the round.
+        metrics: The round's row of metrics.csv, as a dict from the column to its value.
+        scores: The round's rows of evaluation.parquet, as a dict from the column to its values; None if the round is
+            not evaluated.
+        layers: The round's rows of layers.parquet, as a dict from the column to its values; None without
+            ``run.diagnostics``.
+        profile: Maps each purpose, a column of profile.csv such as "gradient", to the seconds that the round spent on
+            it.
+        diverged: Whether the mean loss of the round or the model is not finite.
     """
 
     number: int
@@ -70,8 +75,9 @@ class RoundResult:
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
         """Adds ``found``, the result of ``task``, to the result of the round: working time, trained models to be saved,
-        columns of clients.parquet, and the files of new client states. Returns the files that earlier phases of the
-        round wrote for the same clients, which the caller can delete now."""
+        columns of clients.parquet, and the files of new client states. Returns the state files that are replaced by
+        those in ``found``: earlier phases of the same round wrote them for the same clients. The caller can delete them
+        now."""
         self.worker_seconds += working_seconds(found.seconds)
         self.models |= found.models
         for name, values in found.log.items():
@@ -137,12 +143,13 @@ def run_round(
 def start_server_training(
     algorithm: Algorithm, server: ServerState, concurrent: bool, threads: int
 ) -> Future[Mapping[str, Vector]]:
-    """Starts the training of a model at the server (``Algorithm.server_training``), which only some algorithms have.
-    Returns a future of what the server gets from this training, models and vectors by name; without such training the
-    dict is empty.
+    """Starts the training of models by the server itself (``Algorithm.server_training``), which only some algorithms
+    have. Returns a future, whose result is a dict of the trained models and vectors by name. For algorithms without
+    such training the dict is empty.
 
-    With ``concurrent`` the server trains in a separate thread while the clients train. Otherwise the training has ended
-    when this function returns. torch computes with ``threads`` threads.
+    ``server`` is the server's state, with which the training begins. With ``concurrent`` the server trains in a
+    separate thread while the clients train. Otherwise the training has ended when this function returns. torch computes
+    with ``threads`` threads.
     """
     future: Future[Mapping[str, Vector]] = Future()
 

@@ -34,15 +34,17 @@ from fedray.util.files import replacement_of
 
 
 class Run:
-    """A run of ``experiment`` on ``data`` that continues from ``state``, on any engine. A call of :meth:`rounds` runs
-    it. The run ends after the round in progress if the event ``stopping`` is set.
+    """Carries out a run of ``experiment`` on ``data``. A call of :meth:`rounds` trains, evaluates and records the
+    rounds that follow ``state``. The class is the same for all engines, which differ in their ``pool``. If the
+    attribute ``stopping``, an event, is set, the run ends after the round in progress.
 
     Args:
-        worker: The server's own worker, with a network and the data.
+        worker: The server's own worker (the object that trains and evaluates in a process), with a network and the
+            data.
         pool: The workers that simulate the clients.
         state: What changes from round to round: the states of the server and of the clients, and the costs so far.
-        scoring: Says which clients are scored on their test samples, and with which models.
-        recorder: Writes the run folder.
+        scoring: Decides which clients are scored on their test samples, and with which models.
+        recorder: Writes the files of the run folder.
         concurrent: Whether the server trains a model of its own while the clients train.
         overlap: Whether a round is evaluated while the next one begins to train.
         say: ``say(line)`` shows a line to the user.
@@ -182,15 +184,18 @@ class Run:
             yield Report(result.number, dict(result.metrics))
 
     def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the last reported round, for a callback that asks for it. It must be called before the next
-        round begins.
+        """Returns a part of the last reported round for a user's callback. It must be called before the next round
+        begins.
 
-        If ``what`` is "clients", "evaluation" or "layers", the result has the columns of this table by name, or is None
-        if the round has no such table. If ``what`` is "model", the result has the tensors of the further model
-        ``name``, or of the evaluated model if ``name`` is None: copies on the CPU, by the names that they have in
-        model.safetensors.
+        If ``what`` is "clients", "evaluation" or "layers", the result is the round's part of the table clients.parquet,
+        evaluation.parquet or layers.parquet: a dict from the column to its values, or None if the round has no such
+        table.
 
-        Raises :class:`UserError` if the algorithm has no model of that name.
+        If ``what`` is "model", the result is a model: a dict from the names of tensors in model.safetensors to copies
+        of them on the CPU. ``name`` is then the name of one of the algorithm's further models
+        (``Algorithm.further_models``), or None for the evaluated model, which the algorithm would deploy.
+
+        Raises :class:`UserError` if the algorithm has no further model of that name.
         """
         result = self._reported
         assert result is not None

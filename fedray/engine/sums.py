@@ -24,15 +24,17 @@ ROOM = 16
 
 
 class CohortSums:
-    """Adds up what all clients of a cohort upload in one phase, from the results of the phase's tasks.
+    """Adds up what all clients of a cohort upload in one phase (a part of a round with one upload of every client),
+    from the results of the phase's tasks.
 
-    The additions follow the fixed binary tree of :mod:`fedray.core.tree`. Therefore no bit of a sum depends on the
-    order in which results arrive, or on the device of an addition. Results of a worker in this process are added up on
-    the worker's device, and results of other processes on ``device``, the server's, to which the final sums are moved.
+    The additions follow the fixed binary tree of :mod:`fedray.core.tree`. Therefore a sum has the same bits in whatever
+    order the results arrive, and on whatever devices they are added. Results of a worker in this process are added up
+    on the worker's device (large ones on the CPU if a GPU has little free memory), and results of other processes on
+    ``device``, the server's. The final sums are moved to ``device``.
 
-    ``members`` is the number of clients in the cohort, and ``layout`` the form of a model as a row of numbers. The
-    attribute ``scalars`` has the numbers that clients send one by one (``Result.scalars``): for each name a list with a
-    number for each client, in the order of ids.
+    ``phase`` is the name of the phase, and ``members`` the number of clients in the cohort. ``layout`` says where the
+    parameters are in a model's row of numbers. The attribute ``scalars`` has the numbers that clients send one by one
+    (``Result.scalars``): it maps each name to a list with a number for each client, in the order of ids.
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:

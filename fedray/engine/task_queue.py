@@ -11,12 +11,12 @@ from fedray.engine.tasks import PhaseResult, PhaseTask, Task
 
 
 class TaskQueue:
-    """Sends the tasks of a run to the workers of ``pool``, and decides what happens at the same time.
+    """Sends the tasks of a run to the workers of ``pool``, and decides which tasks are done at the same time.
 
     Args:
         pool: The workers.
-        profile: Measures on what the time of a round is spent.
-        note: ``note(result)`` is called for the result of each task.
+        profile: Measures how the time of a round is spent.
+        note: ``note(result)`` is called with the result of each task when it arrives.
         concurrent: Whether the server trains a model of its own while the clients train.
         overlap: Whether a round is evaluated while the next round begins to train. The tasks of its evaluation, which
             :meth:`later` puts off, are then sent just before the tasks of the next phase.
@@ -30,8 +30,9 @@ class TaskQueue:
         self._later: list[tuple[Task, Callable[[Any, Any], None]]] = []
 
     def later(self, tasks: Sequence[Task], take: Callable[[Any, Any], None]) -> None:
-        """Puts off tasks for whose results no phase waits, such as those of an evaluation, until the next phase. When a
-        task is done, ``take(task, result)`` is called. Without ``overlap`` the tasks are done immediately."""
+        """Adds tasks whose results the training does not need, such as those of an evaluation. With ``overlap`` they
+        are put off until the next call of :meth:`run` or :meth:`finish`; otherwise they are done immediately. When a
+        task is done, ``take(task, result)`` is called."""
         self._later += [(task, take) for task in tasks]
         if not self.overlap:
             self.finish()

@@ -25,27 +25,31 @@ Handle: TypeAlias = Any
 
 @dataclass(frozen=True)
 class PhaseTask:
-    """A task for a worker: run one phase of the algorithm for some clients of the cohort. Where a sequence has an entry
-    for each of these clients, the entries are in the order of their positions in the cohort.
+    """A task for a worker: run one phase of the algorithm (a part of a round, from a broadcast to the clients' uploads)
+    for some clients of the cohort. Sequences with an entry for each of these clients are in the order of the clients'
+    positions in the cohort. A handle is a reference with which a worker gets data.
 
     Attributes:
         round: The number of the round, from 1.
-        phase: The phase, as an index into ``Algorithm.phases``.
+        phase: The index of the phase in ``Algorithm.phases``.
         blocks: The clients' positions in the cohort, as ranges ``(start, stop)``.
         members: The number of clients in the whole cohort.
         work: The number of samples in all local mini-batches of the task's clients.
         lr: The clients' learning rate.
         ids, weights, steps, gaps: For each client its number, its aggregation weight, its number of local steps, and
             the rounds since it last took part (0 if it never did).
-        broadcasts: Handles of the models and tensors that the server has sent, one for each phase up to this one, so
-            that a worker can repeat earlier phases if the process that did them was lost.
-        scalars: Numbers that the server has sent to each client, as lists by name, with a dict for each phase up to
-            this one.
-        states: For each client the handle of its state, or None if it has none yet. Empty if clients keep no states.
+        broadcasts: For each phase of the round up to this one the handle of the models and tensors that the server has
+            sent to all clients. Those of earlier phases are for a worker that must repeat these phases, because the
+            process that did them was lost.
+        scalars: For each phase of the round up to this one the numbers that the server has sent to single clients: a
+            dict from a name to a list with a number for each client of the task.
+        states: For each client the handle of its state, which it keeps between rounds, or None if it has none yet.
+            Empty if clients keep no states.
         received: For each client the handle of the model that it received when it last took part, or None. Empty if the
             algorithm does not need these models.
-        keeps: Whether the worker stores the values in ``Result.kept``, which a later phase of the round needs.
-        region: The number of the group of workers, one of which should do the task (:attr:`Pool.regions`).
+        keeps: Whether the worker keeps the values that the phase returns for later phases of the round
+            (``Result.kept``).
+        region: The index in :attr:`Pool.regions` of a group of workers, one of which should do the task.
     """
 
     round: int
@@ -80,10 +84,12 @@ class PhaseTask:
 class PartialSum:
     """The contribution of a task's clients to the sum of one upload over the cohort.
 
-    ``nodes`` has the float64 sums at some nodes of the summation tree, by node, which together cover the task's
-    clients. The sums are tensors on the worker's device, and arrays after :meth:`pack`. ``weights`` says how the upload
-    is weighted (:class:`~fedray.algorithms.Upload`), and ``is_model`` whether it is a model. ``scale`` has the numbers
-    s_i of the task's clients if ``weights`` is "mean_by", and is None otherwise.
+    ``nodes`` has sums over clients that are neighbours in the cohort, which together cover the task's clients. It maps
+    nodes of the summation tree, pairs (level, index) (:mod:`fedray.core.tree`), to their float64 sums. These are
+    tensors on the worker's device, and arrays after :meth:`pack`. ``weights`` is the name of the rule by which the
+    upload is weighted, such as "weighted_mean" (:class:`~fedray.algorithms.Upload`), and ``is_model`` says whether the
+    upload is a model. ``scale`` has the numbers s_i of the task's clients if ``weights`` is "mean_by", and is None
+    otherwise.
     """
 
     nodes: Mapping[Node, Tensor | NDArray[np.float64]]
@@ -100,18 +106,18 @@ class PartialSum:
 
 @dataclass
 class PhaseResult:
-    """The result of a :class:`PhaseTask`. Lists for the task's clients have an entry for each of them, in the task's
-    order.
+    """The result of a :class:`PhaseTask`. Lists with an entry for each of the task's clients are in the task's order.
 
     Attributes:
-        sums: The clients' contribution to the sum of each upload, by the upload's name.
-        scalars: Lists of the numbers that the server's rule gets from each client, by name.
-        log: Lists of numbers for clients.parquet, by column, with None for a client without a number.
-        forms: The kind and the shape of each value that the phase returned, by name.
-        states: The files of the clients' new states; empty if the phase returns no states.
-        models: The clients' trained models that are to be saved (``run.local_models_of``), each as a row of numbers, by
-            client.
-        seconds: How many seconds the worker worked for each purpose, such as "gradient".
+        sums: Maps the name of each upload to the contribution of the task's clients to its sum over the cohort.
+        scalars: Maps each name in ``Result.scalars`` to a list of the clients' numbers, which the server gets one by
+            one.
+        log: Maps columns of clients.parquet to lists of the clients' numbers, with None for a client without a number.
+        forms: Maps each value that the phase returned, by a name such as ``uploads['y']``, to its kind and its shape.
+        states: The files with the clients' new states; empty if the phase returns no states.
+        models: Maps the numbers of clients to their trained models, each as a row of numbers. It has only the clients
+            whose models are to be saved (``run.local_models_of``).
+        seconds: Maps each purpose, such as "gradient", to the seconds that the worker spent on it.
         nondeterministic: The names of operations that the worker ran and that have no deterministic version.
         lines: Lines of text to be shown to the user.
     """
@@ -132,8 +138,8 @@ class EvalTask:
     """A task for a worker: evaluate models on the samples start .. stop - 1 of ``split``, which is "test", "validation"
     or "train".
 
-    ``broadcast`` is the handle of a broadcast with models, and ``models`` has the names of those that are evaluated.
-    With ``each`` the result also has the main metric of each sample.
+    ``broadcast`` is a handle, a reference with which the worker gets a dict of models by name, and ``models`` has the
+    names of those that it must evaluate. With ``each`` the result also has the main metric of each sample.
     """
 
     broadcast: Handle
@@ -156,9 +162,10 @@ models. No model has such a name."""
 class EvalResult:
     """The result of an :class:`EvalTask`.
 
-    ``sums`` has a dict for each model of the task, in their order: for the loss and each metric, by name, a pair of the
-    numerator and the denominator, each summed over the samples (:meth:`Task.sums`). If the task asked for it, ``each``
-    has an array ``[n, 2]`` for each model, with the main metric's numerator and denominator for each of the n samples.
+    ``sums`` is a list with a dict for each model, in the order of ``EvalTask.models``. The dict maps "loss" and the
+    name of each metric to a pair, the numerator and the denominator of the loss or metric, each summed over the samples
+    (:meth:`Task.sums`). ``each`` is a list with an array ``[n, 2]`` for each model: the main metric's numerator and
+    denominator for each of the n samples. The list is empty if the task did not ask for it.
 
     ``seconds``, ``nondeterministic`` and ``lines`` are the worker's seconds for each purpose, the names of operations
     without a deterministic version that it ran, and lines for the user, as in :class:`PhaseResult`.
@@ -176,14 +183,17 @@ class ScoreTask:
     """A task for a worker: score models that differ from client to client, each on its client's test share, the samples
     of the test set that serve as this client's test data.
 
-    With ``personal`` the algorithm's personal models are scored, which are made from the vectors in the broadcast (to
-    which the handle ``broadcast`` refers) whose names begin with :data:`PERSONAL_PREFIX`, and from ``scalars`` and
-    ``states``. If ``finetune_steps`` is not 0, the global model is scored after this number of local steps at the
-    learning rate ``lr``.
+    With ``personal`` the algorithm's personal models are scored, one for each client. They are made from the clients'
+    ``states``, from ``scalars``, and from those vectors in the broadcast whose names begin with
+    :data:`PERSONAL_PREFIX`. If ``finetune_steps`` is not 0, the global model is scored too, after each client has
+    trained it for this number of local steps at the learning rate ``lr``. ``broadcast`` is a handle, a reference with
+    which the worker gets the broadcast.
 
-    ``blocks`` are ranges ``(start, stop)`` of the clients' positions among all clients that are scored. ``ids``,
-    ``gaps`` (rounds since the last participation) and each list in ``scalars`` (the server's numbers, by name) have an
-    entry for each client of the task. So does ``states``, the handles of the clients' states, if the algorithm has any.
+    ``blocks`` are ranges ``(start, stop)`` of the clients' positions among all clients that are scored. For each client
+    of the task ``ids`` has its number, ``gaps`` the rounds since it last took part (0 if it never did), and ``states``
+    the handle of its state, or None if it has none yet. ``states`` is empty if the algorithm keeps no states.
+    ``scalars`` are numbers that the server has for the clients: a dict from a name to a list with a number for each
+    client of the task.
     """
 
     round: int
@@ -205,9 +215,9 @@ class ScoreTask:
 
 @dataclass
 class ScoreResult:
-    """The result of a :class:`ScoreTask`. ``sums`` has a list for each kind of model, "personal" or "finetuned". The
-    list has a pair for each client of the task: the numerator and the denominator of the main metric, each summed over
-    the client's test share.
+    """The result of a :class:`ScoreTask`. ``sums`` maps each kind of model that was scored, "personal" or "finetuned",
+    to a list with a pair for each client of the task: the numerator and the denominator of the main metric, each summed
+    over the client's test share.
 
     ``seconds``, ``nondeterministic`` and ``lines`` are the worker's seconds for each purpose, the names of operations
     without a deterministic version that it ran, and lines for the user, as in :class:`PhaseResult`.

@@ -25,20 +25,21 @@ each upload."""
 
 
 class UploadSteps:
-    """Applies the steps of ``train.upload``, such as clipping or noise, to the uploads of clients in this process.
-    ``clients`` has the steps, the network, and the states from which the steps read what they have stored."""
+    """Applies the steps of ``train.upload``, functions such as clipping or noise, to the uploads of clients in this
+    process. ``clients`` has the steps, the network, and the clients' states, which also contain what the steps have
+    stored for each client in earlier rounds."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.steps = clients, clients.experiment.upload
 
     @torch.no_grad()
     def apply(self, result: Result, client: ClientPhase, phase: str, handles: Sequence[Handle | None]) -> Result:
-        """Applies all steps of ``train.upload`` to the uploads of clients that are trained together. ``result`` is what
-        they have returned from ``phase``. Returns this result with the changed uploads.
+        """Applies all steps of ``train.upload`` to the uploads of clients that are trained together. Returns
+        ``result``, which the algorithm's ``phase`` (its name) has returned for these clients, with the changed uploads.
+        What the steps store for later rounds is added to the clients' new states in the result.
 
-        What the steps store for later rounds is added to the clients' states. ``client`` is the object with which the
-        algorithm has trained these clients, and ``handles`` refer to the states with which they began the round (None
-        for a client without a state).
+        ``client`` is the object that the phase got, which stands for all of these clients. ``handles`` has for each
+        client a reference to the state with which it began the round, or None if it had no state.
         """
         uploads: dict[str, Upload] = {}
         kept: dict[str, Vector] = {}

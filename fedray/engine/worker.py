@@ -52,9 +52,10 @@ class Worker:
         return self._done(task, following, settled)
 
     def describe(self) -> dict[str, Any]:
-        """Returns a description of this process as a dict: its ``node`` and ``pid``; ``device``, ``instructions`` and
-        ``torch``, on which the bits of results depend; and ``nondeterministic``, the names of the operations without a
-        deterministic version that were found before the first round."""
+        """Returns a description of this process as a dict. ``node`` is the name of the machine, and ``pid`` the id of
+        the process. The bits of results depend on ``device`` (the model of the GPU or CPU), ``instructions`` (the CPU's
+        instruction set; empty for a GPU) and ``torch`` (its version). ``nondeterministic`` has the names of the model's
+        operations without a deterministic version that were found before the first round."""
         return describe(self.clients.device.type) | {"nondeterministic": self.rehearsed.operations}
 
     def _done(self, task: Task, following: Task | None, settled: bool) -> PhaseResult | EvalResult | ScoreResult:
@@ -80,9 +81,9 @@ class Worker:
         self.clients.traffic.settle()
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
-        """Draws ``size`` inputs ``[size, ...]`` for the server's rule, without replacement and without targets, and
-        returns them. ``source`` is the set from which they are drawn: "public" for the public set, or "test" for the
-        test set. Each round draws others.
+        """Draws ``size`` inputs of samples, without their targets, on which the algorithm's server can run models, and
+        returns them, ``[size, ...]``. ``source`` is the set from which they are drawn, without replacement: "public"
+        for the public set, or "test" for the test set. The draws of different rounds are independent.
 
         If the set is smaller, all of its inputs are returned.
         """
@@ -94,9 +95,12 @@ class Worker:
         return samples.gather(indices)[0]
 
     def cohort_as_stack(self, server: ServerState, broadcast: Broadcast) -> ClientPhase:
-        """Returns all clients of the round's cohort in the form in which an algorithm trains clients together, after
-        they have received ``broadcast``. ``server`` has the cohort and the round. ``run.diagnostics=virtual`` trains
-        its virtual model with these clients, in the server's process."""
+        """Returns all clients of the round's cohort as one stack, the form in which an algorithm trains clients
+        together, after they have received ``broadcast`` from the server. ``server`` has the cohort and the round.
+
+        It is for ``run.diagnostics=virtual``, which trains a virtual model, one model for all of these clients, in the
+        server's process.
+        """
         cohort = server.cohort
         indices = [self.data.client(client) for client in cohort.ids]
         stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)

@@ -72,17 +72,20 @@ def evaluate(
     Args:
         target: a run folder, whose final model is evaluated, or a file with a model (safetensors, or pt with a
             ``state_dict``). A file in a run folder is evaluated with the configuration of the run.
-        base: a YAML file that describes the model and the data, for a model from elsewhere.
+        base: a YAML file that describes the model and the data, for a model that is not in a run folder.
         split: the samples: ``test``, ``train`` (those that clients hold) or ``validation``.
         data, test: the training and the test set, in the forms that :func:`fedray.simulate` takes, such as arrays
             ``(x, y)``; None for the data set of the configuration.
         client_column, label_column: the columns of ``data``, if that is a table, that hold the clients and the targets.
-        model, loss, metrics: as for :func:`fedray.simulate`: a module, or a class or function that makes one; a
-            function ``loss(outputs, targets)``; and such functions by name, in addition to the task's metrics.
+        model: a module, or a class or function that makes one, as for :func:`fedray.simulate`.
+        loss, metrics: a function ``loss(outputs, targets)``, and a dict of such functions by the names of metrics,
+            which are computed in addition to the task's metrics.
         overrides: ``key=value`` texts that change the configuration, such as ``data.source=emnist``. If the source is
             changed, no other setting in ``data`` is taken from the run, except ``data.image_size``.
-        features: the number of samples, drawn by ``run.seed``, whose representations are returned as well.
-        say: a function that shows a line. Without it, warnings are Python's (:class:`fedray.FedrayWarning`).
+        features: the number of samples whose representations (the inputs of the model's last Linear layer) are
+            returned as well. ``run.seed`` determines which samples are drawn.
+        say: ``say(line)`` shows a line to the user. Without it, only warnings are shown, as warnings of Python
+            (:class:`fedray.FedrayWarning`).
 
     Raises:
         UserError: there is no such model, or it does not fit the data.

@@ -76,8 +76,8 @@ def _line_about_clients(found: Evaluation) -> str:
 
 
 def output_of(found: Evaluation) -> Output:
-    """Describes the output folder of an evaluation, so that only a folder with an older result of the same evaluation
-    is overwritten.
+    """Returns a description of an evaluation's output folder. With it, a folder that holds an older result of the same
+    evaluation is recognised, and no other folder is overwritten.
 
     Two evaluations are the same if they have the same model, data, split and settings.
     """

@@ -31,12 +31,13 @@ WEIGHTS = ("model.weights", "model.init")
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be evaluated: the model in ``file``, with the configuration ``config``. ``notes`` are lines for the
-    user.
+    """What is to be evaluated: the model in ``file``, with the configuration ``config``. ``notes`` are lines to be
+    shown to the user.
 
-    ``inputs`` are digests, by name, of the data, the model and the code of the run that wrote the file
-    (:mod:`fedray.experiment.inputs`). It is empty if they are unknown, or if the evaluation has other data than the
-    run. ``class_names`` are the names of the classes in that run; it is empty if they are unknown.
+    ``inputs`` has digests (sha256) of the data, the model and the code of the run that wrote ``file``, by names such as
+    ``training data`` (:mod:`fedray.experiment.inputs`). The dict is empty if the digests are unknown, or if the
+    evaluation has other data than the run. ``class_names`` are the names of the classes in that run, and empty if they
+    are unknown.
     """
 
     file: Path

@@ -94,14 +94,16 @@ def in_stacks(
     """Decides whether clients are trained in batched stacks (``engine.vectorize``). A stack is several clients that are
     trained together, as rows of one tensor.
 
-    Returns three values: whether clients are trained in stacks; the chunk; and a line for the user, or None. With
-    stacks, the chunk is the largest number of clients in a stack. Without stacks it is the value of ``engine.chunk``,
-    the size of the groups of clients that are never divided between workers, or None if that is ``auto``. The line says
-    why there are no stacks although they would be faster.
+    Returns three values:
 
-    The decision and the chunk change the bits of the results. So they depend only on the configuration, the model, and
-    whether it runs on a GPU (``device`` is cpu or cuda), and not on the rest of the machine. Raises :class:`UserError`
-    if ``engine.vectorize=true`` is impossible.
+    * whether clients are trained in stacks;
+    * with stacks the largest number of clients in a stack; without stacks the size of the groups of clients that are
+      never divided between workers (``engine.chunk``), or None if the user has set no size;
+    * a line for the user that says why there are no stacks although they would be faster, or None.
+
+    The first two values change the bits of the results. So they depend only on the configuration, the data, the model,
+    and ``device`` (cpu or cuda), and not on anything else of the machine. Raises :class:`UserError` if
+    ``engine.vectorize=true`` is impossible.
     """
     batch_size, cohort_size = training.batch_size, training.cohort_size
 

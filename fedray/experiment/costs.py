@@ -34,9 +34,11 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     shared: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
     def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
-        """Returns the experiment and the server of the algorithm ``name``, whose class is ``cls``.
+        """Returns the experiment (the description of a run) and the server's state for the algorithm ``name``, whose
+        class is ``cls``.
 
-        Algorithms that need the same head and the same data get the same experiment and server.
+        Algorithms share both if they need the same head (the model's last layers), and if they agree on whether they
+        need a public set.
         """
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]

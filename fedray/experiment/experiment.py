@@ -35,15 +35,18 @@ ViT-B/16 (1.1e12) took 24 GB."""
 class Experiment:
     """Everything that a run does, without its data. The object is small, and every process gets a copy.
 
-    ``config`` is resolved: ``auto`` and null are replaced by values. ``module`` makes the model, and ``facts`` has its
-    numbers of parameters and FLOPs. ``training`` has the settings of clients' local training, and ``weighting`` says
-    how clients are weighted: by ``samples`` or ``uniform``. ``device`` is cpu or cuda. ``vectorize`` says whether
-    clients are trained in stacks (as rows of one tensor), of at most ``chunk`` clients. ``compile`` and ``replay`` say
-    whether gradients are compiled, and whether their operations are recorded once and then replayed.
+    ``config`` is resolved: ``auto`` and null are replaced by values. ``module()`` makes the model, and ``facts`` says
+    what is known about the model, such as its number of parameters and its FLOPs. ``task`` has the loss and the
+    metrics. ``training`` has the settings of clients' local training, and ``weighting`` says how clients are weighted:
+    by ``samples`` or ``uniform``. ``rounds`` and ``cohort_size`` are the numbers of rounds and of clients in a round.
+    ``device`` is cpu or cuda. ``vectorize`` says whether clients are trained in stacks (as rows of one tensor), of at
+    most ``chunk`` clients. ``compile`` and ``replay`` say whether gradients are compiled, and whether their operations
+    are recorded once and then replayed.
 
-    ``notes`` are lines that the user should read before the run starts. ``inputs`` has digests of everything else that
-    the result depends on (:mod:`fedray.experiment.inputs`). ``asked`` has the values that the user set, and
-    ``defaults`` the values that null stands for, both by dotted key. ``upload`` has the steps that are applied to
+    ``notes`` are lines that the user should read before the run starts. ``inputs`` has digests (sha256), by name, of
+    everything besides the configuration on which the result depends, such as the data and the user's code
+    (:mod:`fedray.experiment.inputs`). ``asked`` maps dotted keys to the values that the user set, and ``defaults`` maps
+    keys that the user left null to the values that null stands for. ``upload`` has the steps that are applied to
     clients' uploads (``train.upload``), such as clipping.
     """
 

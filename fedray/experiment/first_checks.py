@@ -23,9 +23,10 @@ from fedray.util.uris import is_uri
 def check_first(config: Config, custom: Collection[str] = ()) -> None:
     """Finds mistakes in a configuration within a moment, before slow imports and before Ray is started.
 
-    Raises :class:`UserError` for unknown names, for missing files of the user's, and for a run folder that can't be
-    written to. ``custom`` has the names of the objects that the user passed from Python, such as ``data`` and
-    ``model``. The keys that these objects replace are not checked.
+    ``custom`` has the names of the objects that the user passed from Python, such as ``data`` and ``model``. The keys
+    that these objects replace are not checked. Raises :class:`UserError` if a key names something that does not exist,
+    such as an unknown algorithm or a missing file, if the configuration does not fit the objects, or if the run folder
+    can't be written to.
     """
     check_custom(config, custom)
     if "data" not in custom:

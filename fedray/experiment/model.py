@@ -30,7 +30,8 @@ class ModelStage(Stage):
     """What the model stage has decided: the model of a run, and its ``task``, which has the loss and the metrics.
 
     ``make`` is the function that makes the model, ``module`` is a model that it has made, and ``name`` is the model's
-    name. ``facts`` has the model's numbers of parameters, its FLOPs and its behaviour.
+    name. ``facts`` says what the engine must know about the model: its numbers of parameters, its FLOPs, and what its
+    forward pass does besides computing outputs, such as changing buffers or drawing random numbers.
     """
 
     name: str
@@ -43,8 +44,8 @@ class ModelStage(Stage):
 def model_stage(
     config: Config, custom: CustomObjects, head: str, data: FederatedData, training: TrainingStage
 ) -> ModelStage:
-    """Makes the model that ``config`` describes, inspects its behaviour, and determines its task (the loss and the
-    metrics).
+    """Makes the model that ``config`` describes, finds out what its forward pass does besides computing outputs (such
+    as changing buffers or drawing random numbers), and determines its task, which is the loss and the metrics.
 
     ``custom`` may have a model, a loss and metrics of the user's. ``head`` is the value of ``model.head``: the name of
     the layers that replace the model's last one, such as "moon", or "none". ``training`` has the settings of local

@@ -18,8 +18,9 @@ def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
     """Makes the loss and the metrics that the configuration names (``task.loss``, ``task.metrics``), and returns a copy
     of ``custom`` to which they are added.
 
-    ``custom`` has the objects that the user passed from Python. A loss in it, and a metric of the same name, take
-    precedence over those of the configuration.
+    ``custom`` has the objects that the user passed from Python, which take precedence. If it has a loss, the loss that
+    the configuration names is not made. If it has a metric of the same name as one in the configuration, it keeps its
+    own.
     """
     loss, metrics = custom.loss, dict(custom.metrics)
     if loss is None and config.task.loss is not None:
@@ -30,11 +31,12 @@ def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
 
 
 def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...]:
-    """Makes the steps that ``train.upload`` names, and returns them in their order. A step, such as clipping, is a
-    function that is applied to clients' uploads.
+    """Makes the steps that ``train.upload`` names, and returns them in their order. A step is a function that is
+    applied to clients' uploads, such as clipping.
 
-    Raises :class:`UserError` if a step can't be made, or if it keeps something of each client from round to round and
-    the algorithm has several phases.
+    Some steps store values of each client from round to round. They need an algorithm that has only one phase, that is,
+    whose clients send their uploads once in a round. Raises :class:`UserError` if the algorithm has several phases, or
+    if a step can't be made.
     """
     steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
     for step in steps:

@@ -52,12 +52,13 @@ def missing_compiler(device: Device = "cpu") -> str | None:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Answers questions about the machines of a run and about its folder, on which the settings in ``engine`` depend.
+    """Answers questions about the machines of a run and about the run's folder. Settings in ``engine`` whose value is
+    ``auto`` depend on the answers.
 
     ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``begun(folder)`` returns the values
     of ``engine.compile`` and ``engine.channels_last`` with which the run in this folder began, and an empty mapping for
-    a new run. ``missing_compiler(folder, device)`` returns what one of the machines lacks to compile for the device. It
-    returns None if nothing is missing, or if the run in the folder is finished.
+    a new run. ``missing_compiler(folder, device)`` returns a text that says what one of the machines lacks to compile
+    gradients for the device. It returns None if nothing is missing, or if the run in the folder is finished.
     """
 
     device: AutoDevice = device_here

@@ -39,14 +39,14 @@ def trace(function: Function, inputs: Any) -> torch.fx.GraphModule:
 
 class Compiled:
     """A pure function, such as a gradient, that torch's compiler makes faster: ``compiled(shape, *inputs)`` returns the
-    tensors ``function(*inputs)`` for a mini-batch of ``shape``, and ``shape in compiled`` says whether that is
-    possible. For each shape the function is compiled separately, when it is first called.
+    tensors ``function(*inputs)`` for a mini-batch of ``shape``. This is possible only for some shapes, those for which
+    ``shape in compiled`` is true. For each of them the function is compiled separately, when it is first called.
 
     Args:
         function: Takes tensors, or tuples and dicts of tensors, and returns a tuple of tensors.
         shapes: The shapes of mini-batches for which the function is compiled, as hashable values, such as the number of
             samples.
-        around: Returns a context within which the function is compiled.
+        around: ``around()`` returns a context in which one compilation runs, for example to measure its time.
     """
 
     def __init__(self, function: Function, shapes: Collection[Any], around: Around = contextlib.nullcontext) -> None:

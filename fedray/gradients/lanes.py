@@ -94,9 +94,10 @@ class SideBySide(Recorded):
 
     Args:
         function: Takes tensors, or tuples and dicts of tensors, and returns a tuple of tensors.
-        changing: Tensors, such as a module's parameters, that the function may use only if they are among its inputs.
-        lanes: The CUDA streams in which the clients are computed.
-        say: Called with a line for the user if no graph can be captured.
+        changing: Tensors whose values change between calls, such as a module's parameters. A function that uses one of
+            them without getting it as an input is computed without graphs.
+        lanes: Has the CUDA streams in which the clients are computed side by side.
+        say: ``say(line)`` is called with a line for the user if no graph can be captured.
     """
 
     @property

@@ -128,10 +128,9 @@ class LoopNetwork(Network):
         return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Computes what :meth:`pure_gradient` computes, from the same ``inputs``, by operations that are faster when
-        they are recorded and replayed: large linear layers write their weights' gradients directly into the result.
-        Returns the gradient ``[width]``, the mean task loss, the new buffers ``[buffer_width]``, and the sums of the
-        training metric, if any."""
+        """Computes the same as :meth:`pure_gradient`, from the same ``inputs``, by operations that are faster when they
+        are recorded and replayed: large linear layers write their weights' gradients directly into the result. Returns
+        the same tuple as :meth:`pure_gradient`."""
         w, buffers, x, y = inputs
         self.training_mode(x, len(y))
         copies = self._copies(buffers)

@@ -36,8 +36,8 @@ the random numbers of the client in that row of the stack."""
 
 
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a context that does nothing, whatever the client's ``row`` is. It stands for the random numbers of
-    dropout (:data:`Draws`) where the module draws none."""
+    """Returns a context that does nothing, whatever the client's ``row`` is. This function is the default of arguments
+    ``rng``, which fix the random numbers of dropout (:data:`Draws`): a module that draws none needs no more."""
     return contextlib.nullcontext()
 
 
@@ -57,10 +57,11 @@ class Network:
     row of numbers. The module's parameters are views into such a row, so that loading a model takes one copy, or none.
 
     ``changing`` are the names of the buffers that forward passes change; None means that all may be changed. ``draws``
-    says whether the module draws random numbers, as dropout does; ``rng(seed, purpose, ...)``, an attribute, makes a
-    context that fixes them. ``writes`` says whether a forward pass may write into parameters, as
-    ``nn.Embedding(max_norm=...)`` does. In training, these changes belong to the client's model; in evaluation they
-    last for that pass. ``precision`` is ``train.precision``, and ``dtype`` the type of the parameters.
+    says whether the module draws random numbers, as dropout does. The attribute ``rng`` is a function: within the
+    context ``rng(seed, purpose, ...)`` torch draws numbers that depend only on these arguments. ``writes`` says whether
+    a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What a pass changes stays in the
+    client's model in training; in evaluation it is undone before the next pass. ``precision`` is ``train.precision``,
+    and ``dtype`` the type of the parameters.
     """
 
     def __init__(
@@ -137,10 +138,11 @@ class Network:
         self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
 
     def unload(self) -> None:
-        """Ends the use of the loaded model, so that the memory of its row can be freed even if the module's parameters
-        were views into it. It is called after a stack of clients was trained.
+        """Ends the use of the loaded model: if the module's parameters are views into its row, they no longer are, so
+        that the row's memory can be freed. It is called after a stack (clients that are trained together) was trained.
 
-        Raises :class:`UserError` if user-defined code has changed a buffer that was not known to change.
+        Raises :class:`UserError` if user-defined code has changed a buffer that it left unchanged before the first
+        round.
         """
         for name, value in self._pristine.items():
             now = self.places.now(name)
@@ -363,9 +365,10 @@ class Network:
         in training mode, with the clients' task losses and a training metric such as the accuracy (:class:`Gradient`).
 
         The buffers of ``at`` are updated in place, as the module's forward pass updates them. ``rule_loss`` is a loss
-        of the algorithm that replaces the task loss; it also gets one client's row of each of ``extras [C, ...]``.
-        ``rng(row)`` is a context that fixes the random numbers (dropout) of the client in ``row``. ``scale`` scales
-        losses up in fp16; the returned gradients are not scaled.
+        of the algorithm that replaces the task loss (:data:`RuleLoss`). Its arguments are the outputs and task losses
+        of one client, and the client's row of each of ``extras [C, ...]``. ``rng(row)`` is a context that fixes the
+        random numbers (dropout) of the client in ``row``. ``scale`` scales losses up in fp16; the returned gradients
+        are not scaled.
         """
         raise NotImplementedError
 
@@ -379,9 +382,10 @@ class Network:
         return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns the gradient of the task loss, the task loss, and the sums from which the training metric is made
-        (such as the numbers of right and of all samples). The subclasses give the shapes. The method changes nothing,
-        so that it can be compiled. The ``inputs`` are those that :meth:`inputs_of` returns."""
+        """Returns a tuple with the gradient of the task loss, the task loss, and the sums from which the training
+        metric is computed, such as the number of samples that are classified correctly. The subclasses document the
+        whole tuple. The method changes nothing, so that it can be compiled. The ``inputs`` are those that
+        :meth:`inputs_of` returns."""
         raise NotImplementedError
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
@@ -390,7 +394,7 @@ class Network:
         return self.pure_gradient(*inputs)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
-        """Returns the arguments of :meth:`pure_gradient` for the mini-batches ``batch`` at the models ``at``, as a
-        tuple, and puts the module into training mode. If clients are computed one by one, they are those of the client
-        in ``row``."""
+        """Returns the arguments of :meth:`pure_gradient` as a tuple, and puts the module into training mode. ``at`` has
+        the clients' models, and ``batch`` their mini-batches. A subclass that computes one client after another returns
+        the arguments for the client in ``row``; one that computes all at once does not use ``row``."""
         raise NotImplementedError

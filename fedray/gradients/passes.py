@@ -70,17 +70,24 @@ denominator of None stands for the number of samples."""
 
 
 def followed_of(sums: Sequence[Tensor]) -> Followed | None:
-    """Returns the numerator and denominator of the training metric (the one that is also computed on training
-    mini-batches, such as the accuracy) as a pair. ``sums`` has both, or only the numerator; the denominator is then
-    None, which stands for the number of samples. Returns None if ``sums`` is empty, because there is no such metric."""
+    """Returns the training metric (the one that is also computed on training mini-batches, such as the accuracy) as a
+    pair of numerator and denominator.
+
+    ``sums`` is a sequence of up to two tensors: first the numerator, then the denominator. Without a second tensor, the
+    denominator in the pair is None, which stands for the number of samples. Returns None if ``sums`` is empty, because
+    then there is no such metric.
+    """
     return (sums[0], sums[1] if len(sums) > 1 else None) if sums else None
 
 
 class Gradient(NamedTuple):
-    """The gradients of C clients' mini-batches: ``value [C, width]``, a row for each client with the gradient of all
-    its parameters, and ``task_loss [C]``, the mean loss of each mini-batch without terms of an algorithm. ``followed``
-    is the training metric, such as the accuracy, as a pair of numerator and denominator ``[C]`` (None stands for the
-    number of samples); it is None if there is no such metric."""
+    """The gradients of C clients' mini-batches.
+
+    ``value [C, width]`` has a row for each client, with the gradient for all its parameters. ``task_loss [C]`` is the
+    mean loss of each mini-batch, without the terms that an algorithm adds to the loss. ``followed`` is the training
+    metric, such as the accuracy, as a pair of numerator and denominator, each ``[C]`` (a denominator of None stands for
+    the number of samples). It is None if there is no such metric.
+    """
 
     value: Tensor
     task_loss: Tensor
@@ -88,13 +95,14 @@ class Gradient(NamedTuple):
 
 
 class TrainingPass:
-    """The forward passes of C clients in training mode, whose gradient is computed later, when the loss is known.
-    Algorithms get it from ``client.objective.training_pass(...)``.
+    """The forward passes of C clients in training mode, whose gradient is computed later, by :meth:`gradient`.
+    Algorithms get it from ``client.objective.training_pass(...)``. It is for losses that also need outputs of other
+    models, which are computed after these passes.
 
-    ``features [C, b, d]`` are the inputs of the last Linear layer, without autograd's graph. ``task_loss [C]`` is the
-    mean loss of each client's mini-batch, without terms of the algorithm. ``followed`` is the training metric, such as
-    the accuracy, as a pair of numerator and denominator ``[C]`` (None stands for the number of samples); it is None if
-    there is no such metric.
+    ``features [C, b, d]`` are the inputs of the last Linear layer, detached from autograd's graph. ``task_loss [C]`` is
+    the mean loss of each client's mini-batch, without the terms that the algorithm adds to the loss. ``followed`` is
+    the training metric, such as the accuracy, as a pair of numerator and denominator, each ``[C]`` (a denominator of
+    None stands for the number of samples). It is None if there is no such metric.
     """
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
@@ -103,9 +111,14 @@ class TrainingPass:
         self._passes: list[_Pass] = []
 
     def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: Losses) -> None:
-        """Adds the forward pass of the next client, in the order of the rows of the stack (the clients that are trained
-        together). ``tensors`` are the client's parameters by name, for which the gradient is computed later,
-        ``outputs`` is what its forward pass returned, and ``found`` has the losses of its mini-batch."""
+        """Adds the forward pass of one more client to this object. Must be called once for each client, in the order of
+        the rows of their stack (the clients that are trained together).
+
+        Args:
+            tensors: The client's parameters by name, for which :meth:`gradient` later computes the gradient.
+            outputs: What the client's forward pass returned.
+            found: The losses of the client's mini-batch.
+        """
         self._passes.append(_Pass(tensors, outputs, found))
 
     @property
@@ -139,10 +152,13 @@ class TrainingPass:
 
 
 class Losses(NamedTuple):
-    """The losses of one client's mini-batch: ``each [b]`` has the loss of each sample, without terms of an algorithm,
-    and ``weights [b]`` by how much each counts in the mean (None if all count the same). ``followed`` is the training
-    metric, such as the accuracy, as a pair of numerator and denominator, each summed over the mini-batch (a denominator
-    of None stands for the number of samples); it is None if there is no such metric."""
+    """The losses of one client's mini-batch.
+
+    ``each [b]`` has the loss of each sample, without the terms that an algorithm adds to the loss. ``weights [b]`` says
+    how much each sample counts in the mean; None means that all count the same. ``followed`` is the training metric,
+    such as the accuracy, as a pair of numerator and denominator, each summed over the mini-batch (a denominator of None
+    stands for the number of samples). It is None if there is no such metric.
+    """
 
     each: Tensor
     weights: Tensor | None
@@ -166,11 +182,12 @@ def losses_of(task: Task, outputs: Outputs, y: Tensor, row: int) -> Losses:
         task: The task, which defines the loss.
         outputs: The outputs of the client's forward pass.
         y: The targets ``[b, ...]``.
-        row: The client's row in its stack (the clients that are trained together), for errors.
+        row: The client's row in its stack (the clients that are trained together). It is only used to say in an
+            :class:`UnfitTarget` which client it is.
 
     Raises:
-        UnfitTarget: The loss fails for some samples only. If it fails for all, the mistake is in the loss, whose own
-            exception is raised.
+        UnfitTarget: The loss fails for some of the samples. If it fails for all of them, the mistake is in the loss,
+            and its own exception is raised instead.
     """
     followed = None
     if task.followed is not None:
@@ -205,6 +222,7 @@ class _Pass(NamedTuple):
 
 
 def in_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Joins tensors of C clients, one ``[...]`` for each client and all of the same shape, to one tensor ``[C, ...]``.
-    A single tensor is not copied, but returned as a view ``[1, ...]``."""
+    """Joins the tensors of C clients to one tensor ``[C, ...]`` with a row for each client. ``tensors`` has one tensor
+    for each client, all of the same shape. If there is only one, it is not copied, but returned as a view ``[1, ...]``.
+    """
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))

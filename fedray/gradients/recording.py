@@ -59,15 +59,15 @@ class Unrecordable(Exception):
 
 @dataclass
 class Known:
-    """What a :class:`Recorded` function knows about mini-batches of one shape: whether the function is recorded for
-    them, and how many such mini-batches were counted.
+    """What a :class:`Recorded` function knows about mini-batches of one shape: how many of them there were so far, and
+    the recording of the function for this shape, if there is one.
 
     Args:
-        steps: The number of mini-batches counted since the function was recorded, or of all if it is not recorded.
-        replay: Runs the recorded operations; None if nothing is recorded.
-        hopeless: Whether the function will not be recorded for this shape any more.
-        new: How many of ``steps`` were added by the last call of :meth:`Recorded.known`.
-        said: Called with the reason, a text, when recording is given up.
+        steps: The number of mini-batches of this shape so far. The count begins anew when the function is recorded.
+        replay: A function that runs the recorded operations; None if there is no recording.
+        hopeless: Whether recording was given up for this shape, so that it is not tried any more.
+        new: How many mini-batches the last call of :meth:`Recorded.known` added to ``steps``.
+        said: A function that is called when recording is given up. It gets the reason as text.
     """
 
     steps: int = 0
@@ -84,8 +84,9 @@ class Known:
 
     @property
     def is_due(self) -> bool:
-        """Whether the recording of a function has to be compared with the function's Python code at this step: while
-        the recording is on trial, and whenever the number of steps reaches a power of two."""
+        """Whether the results of the recording have to be compared with those of the function's Python code now. They
+        are compared as long as the recording is on trial (:attr:`is_new`), and then whenever ``steps``, the number of
+        mini-batches since the recording, reaches a power of two."""
         return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
 
     def give_up(self, why: str) -> None:
@@ -99,8 +100,8 @@ class Recorded:
 
     Args:
         function: Takes tensors, or tuples and dicts of tensors, and returns a tuple of tensors.
-        changing: Tensors, such as a module's parameters, that the function may use only if they are among its inputs. A
-            function that uses one of them otherwise is not replayed.
+        changing: Tensors whose values change between calls, such as a module's parameters. The function must get them
+            as inputs: if it uses one of them in another way, it can't be recorded, and its Python code is run instead.
     """
 
     @property
@@ -172,7 +173,11 @@ def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
 
 def refuse(found: Known) -> None:
     """Gives up the recording that ``found`` describes, because its result differed from that of the function's Python
-    code. Raises :class:`UserError` if the recording is no longer on trial, because earlier results of it were used."""
+    code.
+
+    Raises :class:`UserError` if earlier results of the recording were already used, that is, if it is no longer on
+    trial (:attr:`Known.is_new`).
+    """
     if not found.is_new:
         raise UserError(CHANGED)
     found.give_up("its results were others")
@@ -275,8 +280,9 @@ class _Recorder(Mode):
         return self._nodes[id(value)]
 
     def replay(self, outputs: Sequence[Tensor]) -> Function:
-        """Ends the recording. Returns a function that runs the recorded operations on other tensors in place of the
-        recorder's ``inputs``, and returns their results in place of ``outputs``."""
+        """Ends the recording and returns a function that replays it. That function takes as many tensors as the
+        recorder has ``inputs``, runs the recorded operations on them, and returns a tuple of tensors that correspond to
+        ``outputs``, the tensors that the recorded function returned."""
         self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
         self._alive.clear()
         for node in list(self._graph.nodes):
@@ -303,8 +309,8 @@ def leaves_of(inputs: Sequence[Any]) -> list[Tensor]:
 
 
 def shape_of(inputs: Sequence[Any]) -> Any:
-    """Returns a hashable value that stands for the shapes, strides and types of the tensors in a function's ``inputs``.
-    Inputs with equal values can use the same recording of the function."""
+    """Returns a hashable key for the shapes, strides and types of the tensors in a function's ``inputs``. If the keys
+    of two calls' inputs are equal, both calls can use the same recording of the function."""
     return tuple(map(_shape, inputs))
 
 

@@ -28,13 +28,14 @@ number of rows. Some of them serve decisions for the whole stack, which an algor
 
 
 class RowByRow(Mode):
-    """A context that watches whether an algorithm treats each of ``clients`` clients separately. It looks for torch
-    operations on tensors with a row for each client that may combine the numbers of a row, such as ``sum``: the bits of
-    their results may depend on the number of clients. After the context, ``found`` is the name of the first such
-    operation, or None.
+    """A context that watches whether an algorithm treats each of ``clients`` clients separately.
 
-    Operations within ``on(...)`` of the attribute ``clock``, such as gradients, are ignored. Their time is still
-    measured by the argument ``clock``.
+    It looks for torch operations on tensors with a row for each client that may combine the numbers of a row, such as
+    ``sum``: the bits of their results may depend on the number of clients. After the context, ``found`` is the name of
+    the first such operation, or None.
+
+    The algorithm must use the context's attribute ``clock`` as its clock. Operations in ``with`` blocks of
+    its method ``on(...)``, such as gradients, are not watched. Their time is passed on to the argument ``clock``.
     """
 
     def __init__(self, clients: int, clock: Clock) -> None:

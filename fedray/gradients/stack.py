@@ -69,11 +69,13 @@ class StackNetwork(Network):
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Computes the gradients of C clients' mini-batches without changing anything, so that it can be compiled.
-        Returns a tuple: the gradients ``[C, width]``, the mean task losses ``[C]`` of the mini-batches, and the
-        numerators ``[C]`` and, if it has one, the denominators ``[C]`` of the training metric, such as the accuracy.
 
         The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
         ``[C, b]`` of their samples in the mean loss.
+
+        Returns a tuple: the gradients ``[C, width]``, the mean task losses ``[C]`` of the mini-batches, and the
+        numerators ``[C]`` and denominators ``[C]`` of the training metric, such as the accuracy. The denominators are
+        left out if they are the numbers of samples, and both are left out if there is no such metric.
         """
         return self._together(True, None, None, *inputs)
 

@@ -108,10 +108,13 @@ class _Geometry:
         return rows, columns
 
     def windows(self, x: Tensor, joined: int) -> Tensor:
-        """Copies the windows of images side by side, so that a convolution is a product of matrices. Returns for images
-        ``x [C, n, channels, h, w]`` the windows as columns ``[C, n / joined, channels * kernel, joined * places]``.
-        ``kernel`` is the number of pixels in a window, ``places`` the number of windows in an image, and ``joined`` the
-        number of samples whose columns are in one matrix."""
+        """Copies the windows of images (the parts of an image under the kernel) side by side, as columns of matrices,
+        so that a convolution becomes a product of matrices.
+
+        ``x [C, n, channels, h, w]`` are the images of C clients. The result is
+        ``[C, n / joined, channels * kernel, joined * places]``, where ``kernel`` is the number of pixels in a window
+        and ``places`` the number of windows in an image. Each matrix has the windows of ``joined`` images.
+        """
         if any(self.padding):
             x = F.pad(x, (self.padding[1], self.padding[1], self.padding[0], self.padding[0]))
         for d in (0, 1):

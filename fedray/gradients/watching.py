@@ -27,8 +27,9 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
 
 
 def address_of(tensor: Tensor) -> int | None:
-    """Returns the address of the memory in which ``tensor`` lies. A tensor and its views have the same address, by
-    which they can be recognised. Returns None for tensors without such memory, such as sparse and empty ones."""
+    """Returns the address of the memory in which ``tensor`` lies. It is the same for a tensor and all its views, so it
+    shows whether two tensors share memory. Returns None for tensors without such memory, such as sparse and empty ones.
+    """
     if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.untyped_storage().data_ptr()

@@ -47,7 +47,8 @@ class Behaviour:
     Args:
         changing: The names of the buffers, and of the frozen (untrained) parameters, that forward passes change.
         written: The names of the trained parameters that forward passes change.
-        writes: Whether a forward pass may write into parameters at all, even if no trial pass did.
+        writes: Whether forward passes may write into parameters: because a trial pass did, or because the module has
+            layers that may do so in other passes, such as embeddings with ``max_norm``, user-defined code and hooks.
         draws: The global generators from which forward passes draw random numbers: ``torch``, ``python``, ``numpy``.
     """
 
@@ -238,14 +239,15 @@ class AsMade(NamedTuple):
 
 
 def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -> list[str]:
-    """Warns the user if some layers of ``module``, such as BatchNorm, can't normalise the mini-batches of one sample
-    that some clients have, so that running statistics are used for these. Returns the warning as a list with one line,
-    or an empty list.
+    """Checks that ``module`` can be trained on mini-batches of one sample, which some clients have. Layers such as
+    BatchNorm can't normalise a single value per channel, and use their running statistics for such mini-batches
+    instead. If there are such layers, the result is a list with one line that warns the user; otherwise it is an empty
+    list.
 
     Args:
         module: The model.
         x: Inputs ``[1, ...]``, an example of a mini-batch of one sample.
-        clients: The numbers of all clients that have mini-batches of one sample.
+        clients: The numbers (ids) of all clients that have mini-batches of one sample.
 
     Raises:
         UserError: The module can't be trained on mini-batches of one sample.

@@ -18,10 +18,15 @@ DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 @cache
 def measured() -> dict[str, Any]:
-    """Returns the measurements in :data:`TABLE`, of which models give the same bits in repeated runs. The result is a
-    dict with a dict for each kind of device that was measured (``cpu``, ``cuda``). Its keys are ``device`` (the
-    device's name), ``torch`` (the version), ``measured`` (the date), ``precisions``, and ``models``: for each model and
-    precision the list of the causes of different bits, which is empty if the bits are the same."""
+    """Returns what was measured about which models give the same bits in repeated runs, as read from :data:`TABLE`.
+
+    The result maps each kind of device that was measured (``cpu``, ``cuda``) to a dict with the keys
+
+    - ``device``, ``torch`` and ``measured``: the device's name, the version of torch, and the date.
+    - ``precisions``: the list of precisions that were measured, such as ``fp32``.
+    - ``models``: for each model's name a dict that maps each precision to a list of causes of different bits. The list
+      is empty if the bits are the same.
+    """
     return dict(yaml.safe_load(TABLE.read_text("utf-8")) or {})
 
 

@@ -61,7 +61,8 @@ def fit_task(
         classes: The number of classes in the data.
         loss: The loss that the user or the model defines, or None for the default of the kind of task.
         metrics: The user's metrics by name.
-        custom: The model that the user passed from Python, or None if the configuration names the model.
+        custom: The model that the user passed from Python, or None if the configuration names the model. If it is a
+            module, losses and metrics must not read its tensors either, because fedray trains copies of it.
 
     Raises:
         UserError: The model's outputs do not fit the targets, or a loss or metric can't be used.
@@ -230,9 +231,9 @@ class _Trial:
         self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
 
     def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
-        """Draws a batch of ``size`` samples on which a loss or metric can be tried. Returns their outputs and targets,
-        which are different for each number ``draw``. In a classification, at least half of the samples are predicted
-        correctly."""
+        """Draws a batch of ``size`` samples on which a loss or metric can be tried, and returns its outputs and
+        targets. ``draw`` is the seed: the same number always gives the same batch, and other numbers give other
+        batches. In a classification, at least half of the samples are predicted correctly."""
         rng = stream(0, Purpose.INIT, draw)
         rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.from_model else None
 
@@ -250,8 +251,9 @@ class _Trial:
         return outputs, targets
 
     def suited_to(self, function: Loss) -> _Trial:
-        """Returns a trial with outputs for which the loss or metric ``function`` gives finite numbers: this one, or one
-        whose outputs come from the model if random numbers are not suitable, as for a loss of probabilities."""
+        """Chooses the batches on which the loss or metric ``function`` can be tried, and returns them as a trial. That
+        is this trial if the function gives finite numbers for its outputs. Otherwise it is a copy whose outputs come
+        from the model instead of being random numbers, as a loss that takes probabilities needs."""
         try:
             if bool(torch.as_tensor(function(*self.batch(SIZES[0]))).isfinite().all()):
                 return self
@@ -264,11 +266,13 @@ class _Trial:
 
     def check(self, what: str, function: Loss, advice: str) -> tuple[_Trial, bool, bool]:
         """Checks, on small batches, that the loss or metric ``function`` gives a value for each sample or for each
-        entry of the targets. Returns three things: a trial whose outputs suit the function (:meth:`suited_to`), whether
-        it gives a value for each entry, and whether it has parameters of its own.
+        entry of the targets.
+
+        Returns three things: a trial (batches) with outputs that suit the function (:meth:`suited_to`), whether the
+        function gives a value for each entry, and whether it has trainable parameters of its own.
 
         ``what`` is the function's name in error messages, and ``advice`` ends the message about a wrong shape. Raises
-        :class:`UserError` if the function gives other values, or reads something of the model.
+        :class:`UserError` if the function gives anything else, or reads tensors of the model, such as its parameters.
         """
         trial, per_entry, has_parameters = self.suited_to(function), False, False
         # two sizes are tried, because one of them may happen to be the number of classes
@@ -288,8 +292,9 @@ class _Trial:
         return trial, per_entry, has_parameters
 
     def check_mean(self, what: str, loss: Any, task: Task) -> None:
-        """Checks that fedray, with ``task``, computes the same mean as ``loss`` if that is a loss module of torch that
-        returns a mean. Raises :class:`UserError` if not. ``what`` is the name of the loss in error messages."""
+        """Checks that ``task`` gives the same mean loss as ``loss``, the user's loss. This is only checked for a loss
+        module of torch that returns a mean; any other loss is accepted. Raises :class:`UserError` if the means differ.
+        ``what`` is the name of the loss in error messages."""
         for size in SIZES[:2]:
             outputs, targets = self.batch(size)
             with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):

@@ -32,10 +32,10 @@ NO_PRODUCTS = {
 
 @dataclass(frozen=True)
 class ForwardCount:
-    """The FLOPs (floating-point operations) of one sample's forward pass.
+    """The number of FLOPs (floating-point operations) of one sample's forward pass, ``flops``.
 
-    ``uncounted`` are the layers, as ``name (Class)``, whose FLOPs could not be counted, because they used their
-    matrices in operations for which no formula is known.
+    ``uncounted`` are layers whose FLOPs are missing in this number, as ``name (Class)``. They use their weight matrices
+    only in operations for which no formula for the FLOPs is known.
     """
 
     flops: float

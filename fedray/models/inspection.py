@@ -31,12 +31,16 @@ TYPES = {
 class ModelFacts:
     """What the engine must know about a model before training.
 
-    * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in floating-point buffers.
+    * ``parameters``: the number of trainable parameters.
+    * ``buffers``: the number of entries in floating-point buffers.
     * ``flops``: the FLOPs of one sample's forward pass in training mode, without the predictor (a second network that
-      some heads have); ``prediction_flops``: the FLOPs of the predictor, 0 if there is none.
-    * ``behaviour``: what the forward pass does besides computing outputs.
-    * ``draws``: whether the forward pass draws random numbers, as dropout does.
-    * ``late_buffers``: the names of the buffers that the first forward pass makes, and not the constructor.
+      some heads have).
+    * ``prediction_flops``: the FLOPs of the predictor, 0 if there is none.
+    * ``behaviour``: which tensors forward passes change, and from which generators they draw random numbers
+      (:class:`~fedray.models.behaviour.Behaviour`).
+    * ``draws``: whether the forward pass draws random numbers at all, as dropout does.
+    * ``late_buffers``: the names of the buffers that the module makes in its first forward pass, and not in its
+      constructor.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     * ``warnings``: lines for the user about the model.
     """

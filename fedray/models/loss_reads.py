@@ -19,8 +19,8 @@ from fedray.gradients.watching import Watching, read
 
 class OfModel:
     """The tensors of a model that no loss or metric may read: its trained parameters, and the tensors that a forward
-    pass in training mode changes, or makes and leaves in the module. fedray trains copies of the model, so a loss that
-    reads them would see other numbers than those that are trained.
+    pass in training mode changes, or makes and leaves in the module. fedray trains copies of the model. So a loss that
+    reads tensors of the original model would not see the numbers that are trained.
 
     Args:
         modules: The run's model and, if there is one, the module that the user passed from Python.
@@ -38,11 +38,13 @@ class OfModel:
         self.passing |= {name for name, value in buffers.items() if name in now and not same_bits(now[name], value)}
 
     def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
-        """Checks that the loss or metric ``function`` reads nothing of the model, by calling it with ``outputs`` and
-        ``targets``. Returns whether the function has parameters of its own, which is the case if its values have a
-        gradient although the outputs have none.
+        """Checks that the loss or metric ``function`` reads none of these tensors of the model, by calling it with
+        ``outputs`` and ``targets``.
 
-        Raises :class:`UserError` if the function reads something of the model. ``what`` is its name in the message.
+        Returns whether the function has trainable parameters of its own. That is so if its values require a gradient,
+        because ``outputs`` do not.
+
+        Raises :class:`UserError` if the function reads such a tensor. ``what`` is the function's name in the message.
         """
         watch = Watching(read)
         with torch.enable_grad(), watch:

@@ -54,8 +54,9 @@ class ClassWeights:
 
 def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Counting | None]:
     """Turns the user's ``loss``, which may be a loss module of torch that returns a mean, into a loss of each sample.
-    Returns two functions: this loss, and one that returns the weight of each target in the mean, or None if all targets
-    count the same.
+
+    Returns a pair. First comes the function that computes this loss. Second comes a function that takes targets and
+    returns the weight of each target in the mean, or, in place of this function, None if all targets count the same.
 
     ``what`` names the loss in error messages, and ``targets`` are targets of some samples of the data. Raises
     :class:`UserError` for a loss that sums over samples, or whose ``__init__`` did not call that of nn.Module.
@@ -102,8 +103,8 @@ def require_same_mean(
 
 def notes_on_parameters(loss: Any, found: bool) -> list[str]:
     """Returns a list with a warning for the user if the user's ``loss`` has parameters, because fedray does not train
-    them. Otherwise the list is empty. The loss has parameters if it is a module with trainable parameters, or if
-    ``found`` is True, which says that a trial of the loss has met some."""
+    them. Otherwise the list is empty. ``found`` says whether a trial call of the loss has shown that it uses parameters
+    of its own; besides that, the loss has parameters if it is a module with trainable parameters."""
     trained = [name for name, p in loss.named_parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
     if not trained and not found:
         return []

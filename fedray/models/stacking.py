@@ -107,16 +107,16 @@ class _Trial(NamedTuple):
 
     @property
     def off(self) -> float:
-        """The largest difference between a client's gradient in a stack and its gradient computed alone, relative to
-        the length of the latter."""
+        """The largest error of a client's gradient in a stack: the norm of its difference from the gradient that is
+        computed for this client alone, divided by the norm of the latter gradient."""
         differences = [(each - self.alone).norm(dim=1) for each in (self.together, self.otherwise)]
         return float((torch.maximum(*differences) / self.alone.norm(dim=1).clamp(min=1e-12)).max())
 
     @property
     def mixes(self) -> bool:
-        """Whether gradients depend on the samples that serve as padding, because samples of a batch influence each
-        other. If samples do not influence each other, other padding changes no bit of the gradients, even with
-        rounding: the operations are the same, and the padding adds only zeros."""
+        """Whether gradients in a stack differ in any bit if other samples serve as padding. That is so only if samples
+        of a batch influence each other. Otherwise the operations are the same and the padding adds only zeros, so that
+        even rounding errors are equal."""
         return not torch.equal(self.together, self.otherwise)
 
 
@@ -153,8 +153,8 @@ def _padded_otherwise(batch: Batch) -> Batch:
 
 def hooked_parameter(module: nn.Module) -> str | None:
     """Returns a clause for messages that names a parameter of ``module`` with a hook, such as ``its parameter fc.weight
-    has a hook``, or None if there is none. Such a module can be neither trained in stacks nor compiled, because hooks
-    are not called where pieces of one vector replace the parameters."""
+    has a hook``, or None if there is none. Such a module can be neither trained in stacks nor compiled: both compute
+    with parts of one long vector in place of the module's parameters, so the parameters' hooks would not be called."""
     hooked = (name for name, parameter in module.named_parameters() if parameter._backward_hooks)
     return next((f"its parameter {name} has a hook" for name in hooked), None)
 

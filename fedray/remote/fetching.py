@@ -26,17 +26,21 @@ PARTLY = "partly"
 
 def fetch(storage: Storage, folder: Path, wanted: Callable[[str], bool] = lambda name: True, note: str = "") -> None:
     """Downloads a run or sweep from ``storage``, so that ``folder`` has the same files. Files that are there already
-    are not downloaded again. Other files that :func:`scan` finds in ``folder`` are removed.
+    are not downloaded again. All other files that :func:`scan` finds in ``folder`` are removed.
+
+    ``folder`` records which state (version of the remote files) it has. If that is the present state of ``storage``,
+    nothing is done.
 
     Args:
         storage: the remote folder of the run or sweep.
         folder: the folder on this machine.
         wanted: ``wanted(name)`` says whether a file should be downloaded, by its relative name.
-        note: the name that is recorded in ``folder`` for the state that it has now; "" for the name of the remote
-            state.
+        note: the name that ``folder`` records for the state that it has now; "" for the name that the remote folder
+            gives to this state.
 
     Raises:
-        UserError: fedray has written nothing to the remote folder, or files differ from what its manifest says.
+        UserError: fedray has written nothing to the remote folder, or files differ from what its manifest (the list of
+            its files with their sha256) says.
     """
     for _ in range(CHANGES):
         manifest = read_manifest(storage)
@@ -115,10 +119,11 @@ def fetched(uri: str) -> Path:
 
 
 def as_path(named: str | Path) -> Path:
-    """Returns the path on this machine of results that a user names by a path or by a URI: a folder, or a file in one.
+    """Returns the path on this machine of results that a user names by a path or by a URI. The results are a folder, or
+    a file in a folder.
 
-    If it is a URI, the whole folder is downloaded first, also for the URI of a file (safetensors or yaml); see
-    :func:`fetched`.
+    A path is returned as it is. For a URI the results are downloaded first (:func:`fetched`). If it is the URI of a
+    file, which ends in .safetensors or .yaml, the whole folder that contains the file is downloaded.
     """
     if not (isinstance(named, str) and is_uri(named)):
         return Path(named)

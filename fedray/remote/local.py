@@ -35,14 +35,20 @@ class Stamp:
 
 
 def aside_of(folder: Path) -> Path:
-    """Returns the folder for temporary files of the thread that copies ``folder`` to a URI (its mirror). It lies beside
-    ``folder``. While it exists, the mirror of a folder above leaves ``folder`` out."""
+    """Returns the folder, beside ``folder``, for temporary files of the mirror of ``folder`` (the thread that copies it
+    to a URI). While it exists, the mirror of a folder that contains ``folder`` leaves ``folder`` out, because
+    ``folder`` is copied separately."""
     return folder.with_name(f".{folder.name}.mirror")
 
 
 def commits_of(folder: Path) -> list[str]:
-    """Returns the names of the remote states (versions of the files at a URI) that ``folder`` has, in the same or a
-    newer version. If it was never copied to or from a URI, the only name is :data:`EMPTY`."""
+    """Returns the names of the states (versions of the files at a URI) with which ``folder`` agrees, unless its files
+    have been changed since then.
+
+    It is one name, or two while a new state is sent, because either of them may be the one that the URI shows. A folder
+    that was only partly downloaded has a word that is the name of no state. If ``folder`` was never copied to or from a
+    URI, the only name is :data:`EMPTY`.
+    """
     with contextlib.suppress(OSError):
         return (folder / COMMIT).read_text(encoding="utf-8").split()
     return [EMPTY]
@@ -63,9 +69,12 @@ def set_aside(folder: Path) -> Path:
 
 
 def scan(folder: Path) -> dict[str, Stamp]:
-    """Returns the files in ``folder`` and below it: a dict with a stamp for each name, which is a path relative to
-    ``folder``. Hidden files are left out, and so are folders that are copied to a URI separately, such as those of a
-    sweep's trials."""
+    """Finds the files in ``folder`` and below it. Returns a dict that maps each file's path relative to ``folder`` to
+    its :class:`Stamp` (size, time and inode, which show later whether it has changed).
+
+    Hidden files are left out, and so are folders that are copied to a URI separately, such as those of a sweep's
+    trials.
+    """
     while folder.is_dir():
         # what was listed and is gone, such as an old checkpoint, may have been replaced by what was not listed yet
         with contextlib.suppress(FileNotFoundError):

@@ -32,10 +32,12 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files that a remote folder has in one state, which is named by the text ``commit``.
+    """The list of all files that a remote folder has in one state (version of its files). ``commit`` is the name of the
+    state.
 
-    ``files`` are the files by name, a path relative to the folder. The files in ``staged`` may still be in the staging
-    area, from which they are moved to their places.
+    ``files`` maps each file's path relative to the folder to its size and sha256. ``staged`` are the paths of those
+    files that may not be at their paths yet, but in the staging area (a subfolder in which new contents of files wait
+    until the manifest is written).
     """
 
     commit: str
@@ -49,19 +51,20 @@ class Manifest:
         storage.write(NAME, json.dumps(content).encode())
 
     def settle(self, storage: Storage) -> None:
-        """Moves the files in the staging area of ``storage`` to their places. To be called after :meth:`write`."""
+        """Moves the files ``staged`` from the staging area of ``storage``, the subfolder to which they were sent at
+        first, to their places. Must be called after :meth:`write`, which makes the new state visible."""
         in_parallel(lambda name: storage.move(staging(self.commit, name), name), sorted(self.staged))
 
 
 def staging(commit: str, name: str) -> str:
-    """Returns the name of the file ``name`` in the staging area of the state ``commit``, where it stays until it is
-    moved to its place."""
+    """Returns where the new content of the file ``name`` lies before it is moved to its place: the path, relative to
+    the remote folder, of this file in the staging area (a subfolder) of the state ``commit``."""
     return f"{FOLDER}/{commit}/{name}"
 
 
 def read_manifest(storage: Storage) -> Manifest | None:
-    """Returns the manifest of the remote folder ``storage``, or None if there is none. Raises :class:`UserError` if it
-    can't be read."""
+    """Returns the manifest of the remote folder ``storage`` (the list of its files with their sha256), or None if there
+    is none. Raises :class:`UserError` if it can't be read."""
     found = storage.read_object(NAME)
     if found is None:
         return None

@@ -37,9 +37,12 @@ SILENCE = 10.0
 class Mirror:
     """Keeps the files at ``uri`` equal to those in ``folder``, in which a run or sweep works (see :func:`mirrored`).
 
-    If the storage can't be written to for ``limit`` seconds, the attribute ``error`` says so, and the event that
-    :meth:`on_failure` was given is set. ``say`` shows a line to the user. ``anew`` says whether a new run or sweep
-    begins in ``folder``, so that nothing is downloaded from ``uri``.
+    If that fails, for example because the storage has not answered for ``limit`` seconds, the attribute ``error`` is
+    set to the :class:`UserError` that says why; before that it is None. Then the event that was passed to
+    :meth:`on_failure` is set too.
+
+    ``say`` is a function that shows a line to the user. ``anew`` says whether a new run or sweep begins in ``folder``,
+    so that nothing is downloaded from ``uri``.
     """
 
     def __init__(self, uri: str, folder: Path, limit: float, say: Callable[[str], None], anew: bool) -> None:

@@ -77,7 +77,8 @@ class Owner:
             return found is not None
 
     def release(self) -> None:
-        """Removes the owner file, so that other processes may write to the remote folder."""
+        """Gives up the right to write to the remote folder: removes the owner file, which reserves the folder for this
+        process, unless another process has taken it over."""
         with self._lock:
             self._released = True
             found = self.storage.read_object(NAME)

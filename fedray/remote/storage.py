@@ -55,11 +55,13 @@ class GivenUp(Exception):
 
 
 class Contact:
-    """Makes requests to a storage, again if they fail, and knows when the storage last answered.
+    """Makes requests to a storage, repeats those that fail, and knows when the storage last answered.
 
-    ``patience`` is for how many seconds after its first failure a request is made again, at least :data:`ATTEMPTS`
-    times in all; None stands for exactly :data:`ATTEMPTS` attempts. ``answered`` is the time of the last answer by
-    ``time.monotonic()``. ``reason`` says why the last request failed; it is empty if it did not.
+    ``patience`` says how long a failing request is repeated: for this number of seconds after its first failure, but at
+    least until it was made :data:`ATTEMPTS` times. With None it is made :data:`ATTEMPTS` times.
+
+    ``answered`` is the time of the last answer, as ``time.monotonic()`` gives it. ``reason`` says why the last request
+    failed; it is empty if the last request was answered.
     """
 
     def __init__(self) -> None:
@@ -75,10 +77,11 @@ class Contact:
         self.answered, self.reason = time.monotonic(), ""
 
     def attempt(self, request: Callable[[], T]) -> T:
-        """Returns the result of ``request()``, which is called again after an OSError.
+        """Calls ``request()`` and returns its result. After an OSError it is called again, as often as ``patience``
+        allows, and the last error is raised if all attempts fail.
 
-        The last error is raised if all attempts fail (``patience``). FileNotFoundError counts as an answer, and is
-        raised at once. Raises :class:`GivenUp` after :meth:`give_up`.
+        FileNotFoundError is raised at once, because it is an answer of the storage. Raises :class:`GivenUp` after
+        :meth:`give_up`.
         """
         pause, first_failure = 0.5, None
         for number in itertools.count(1):

@@ -30,10 +30,12 @@ BASELINE = "fedavg"
 
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonTables):
-    """The result of :func:`compare`: tables (``table``, ``targets`` and ``curves()``, which are DataFrames), and
-    Matplotlib figures.
+    """The result of :func:`compare`, as tables and as Matplotlib figures. The tables are pandas DataFrames: ``table``
+    has the results of each group of runs, ``targets`` what it took each group to reach the targets, and ``curves()``
+    returns the learning curves.
 
     Example:
+        found = fedray.compare("runs/")
         best = found.table["final"].max()
         for sentence, figure in found.figures(): ...
     """

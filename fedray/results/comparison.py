@@ -20,9 +20,12 @@ class Environment:
     such groups are compared with each other.
 
     ``name`` has the settings that distinguish this environment from others, such as ``alpha=0.1``; it is empty if there
-    is only one environment. ``baseline`` is the group with which the others are compared, or None. ``rows`` has a dict
-    of results for each group, and ``targets`` a dict for each group and target value of the metric, with what it took
-    the group to reach the target. ``notes`` are lines about what makes the comparison unequal.
+    is only one environment. ``baseline`` is the group with which the others are compared, or None if there is none.
+
+    ``rows`` are the rows of :attr:`ComparisonTables.table` for this environment: for each group, in the order of
+    ``groups``, a dict of its results by column. ``targets`` are the rows of :attr:`ComparisonTables.targets`: for each
+    target value of the metric and each group, a dict that says what it took the group to reach the target. ``notes``
+    are lines for the user about what makes the comparison unequal.
     """
 
     name: str
@@ -37,11 +40,13 @@ class Environment:
 class ComparisonTables:
     """The result of a comparison of runs, as tables.
 
-    ``environments`` are its parts: groups of runs with the same data and the same model. ``measure`` is the compared
-    metric. ``over`` is the axis of curves, such as rounds. ``last`` is the number of rounds over which the column
-    ``last`` is the mean; None means the last ten evaluations. ``left_out`` are the run folders that could not be
-    compared, and ``asked`` holds the arguments of :func:`~fedray.results.compare.compare`. ``notes`` are lines about
-    settings that differ between environments although the environments' names do not show it.
+    * ``environments``: its parts, each with the groups of runs that used the same data and the same model.
+    * ``measure``: the metric by which runs are compared.
+    * ``over``: the x-axis of the curves, a key of :data:`~fedray.results.measure.AXES` such as ``rounds``.
+    * ``last``: the number of rounds over which the column ``last`` is the mean; None means the last ten evaluations.
+    * ``left_out``: the run folders that could not be compared, with the reasons.
+    * ``asked``: the arguments of :func:`~fedray.results.compare.compare` by name.
+    * ``notes``: lines about settings that differ between environments although the environments' names do not show it.
     """
 
     environments: Sequence[Environment]

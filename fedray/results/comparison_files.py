@@ -47,8 +47,9 @@ COMMON = (
 
 
 def output_of(comparison: ComparisonTables) -> Output:
-    """Returns the object that chooses the output folder of ``comparison``, so that no other files are overwritten. A
-    folder belongs to the same comparison if its comparison.json records the same arguments."""
+    """Returns an :class:`Output`, which chooses the folder for the files of ``comparison`` so that nothing else is
+    overwritten. A folder may be written again only if it holds an older result of the same comparison, that is, if its
+    comparison.json records the same arguments."""
     return Output("comparison", MARK, {"asked": comparison.asked})
 
 

@@ -41,12 +41,13 @@ KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ only in their seeds. In a comparison they are one row of a table and one line of a picture.
+    """Runs that differ only in their seeds, ``runs``. In a comparison they are one row of a table and one line of a
+    picture.
 
-    Groups on the same data with the same model form an environment. ``values`` are the settings that distinguish the
-    group from others in its environment, by dotted key, and ``environment`` those that distinguish its environment from
-    others. ``further`` are other settings in which groups differ; their values follow from ``values`` and
-    ``environment``.
+    Groups on the same data with the same model form an environment. The settings that differ between groups are in
+    three dicts by dotted key: ``values`` has those that distinguish the group from others in its environment, and
+    ``environment`` those that distinguish its environment from others. ``further`` has the rest, which distinguish
+    nothing more: they are the same wherever ``values`` and ``environment`` are the same.
     """
 
     values: Mapping[str, Any]
@@ -97,9 +98,10 @@ def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Grou
     other form an environment. Returns the groups in the order of their environments and names.
 
     The keys ``by`` distinguish the groups of an environment, and all other keys distinguish environments. Without
-    ``by``, keys of the data, the task and the model distinguish environments, and all others distinguish groups. A key
-    is left out of the names if its value follows from the keys before it: runs that agree in those keys also agree in
-    this one.
+    ``by``, keys of the data, the task and the model distinguish environments, and all others distinguish groups.
+
+    The names of groups and environments leave out a key whose value follows from other keys that they mention, such as
+    a learning rate that is the same in all runs of an algorithm. Keys in ``by`` are never left out.
 
     Raises :class:`UserError` if ``by`` has a key in which no runs differ.
     """

@@ -36,8 +36,7 @@ class Measure:
 
     @property
     def sign(self) -> int:
-        """1 if larger values of the metric are better, else -1. A value times the sign is larger the better the run
-        is."""
+        """1 if larger values of the metric are better, else -1. Multiplied by it, values are larger for better runs."""
         return -1 if self.mode == "min" else 1
 
     @property

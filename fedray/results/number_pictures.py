@@ -18,9 +18,10 @@ from fedray.results.style import BESIDE, MOST_LINES, clean_frame, escaped, figur
 class Quantity:
     """A result of groups of runs that is drawn over a number in which the groups differ, such as the number of clients.
 
-    ``table`` has a row for each group: the result in the column ``value``, half the width of its interval in
-    ``margin``, and in ``lost`` whether it is marked by a cross. The first two are in the units of the picture.
-    ``label`` is the text at the vertical axis, and ``lost_means`` explains the crosses, as in ``runs diverged``.
+    ``table`` is a table of a comparison with a row for each group and three additional columns. ``value`` is the result
+    that is drawn. ``margin`` is half the width of its 95 % interval, or NaN if no interval is drawn. Both are in the
+    unit of the vertical axis. ``lost`` says whether a cross is drawn for the group. ``label`` is the text at the
+    vertical axis, and ``lost_means`` explains the crosses, as in ``runs diverged``.
     """
 
     label: str
@@ -29,11 +30,13 @@ class Quantity:
 
 
 def number_figures(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
-    """Draws the results of groups of runs over each setting that is a number and differs between groups, such as
-    ``data.clients``. Yields pairs of a sentence that says what the figure shows, and the figure.
+    """Draws how the results of a comparison depend on its numeric settings, such as ``data.clients``: each setting that
+    is a number and differs between groups of runs. Yields pairs: a sentence that says what the figure shows, and the
+    figure.
 
-    For each such setting there are figures of the final metric, of the rounds to each target, and of the seconds of a
-    round. A figure has a line for each combination of values of the other settings in which groups differ.
+    Each figure has one of these settings on its horizontal axis. On its vertical axis is the final metric, the number
+    of rounds until the metric reached a target value, or the seconds of a round. A figure has a line for each
+    combination of values of the other settings in which groups differ.
     """
     keys = list(dict.fromkeys(key for group in comparison.groups for key in (*group.environment, *group.values)))
     for key in keys:

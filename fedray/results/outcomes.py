@@ -53,7 +53,9 @@ def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> di
     - ``target``; ``runs``: the number of runs; ``reached``: how many reached the target; ``diverged``: how many
       diverged.
     - ``rounds_to``, ``bytes_to``, ``flops_to``, ``seconds_to``: the cost of reaching the target, as a median over the
-      runs; ``rounds_bound`` and so on: lower bounds of the infinite ones among these medians (:func:`to_reach`).
+      runs. It is infinite if at least half of the runs did not reach the target.
+    - ``rounds_bound``, ``bytes_bound``, ``flops_bound``, ``seconds_bound``: numbers that are shown instead of infinite
+      medians, as in ``> 40`` (:func:`to_reach`).
     """
     firsts = [run.first_to_reach(target, measure) for run in runs]
     found: dict[str, Any] = {
@@ -68,14 +70,15 @@ def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> di
 
 
 def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None], column: str) -> tuple[float, float]:
-    """Returns how much it took a group's runs to reach a target, and a lower bound of this amount. The amount is
-    counted in a ``column`` of metrics.csv, such as ``bytes``.
+    """Returns the cost of reaching a target, as a median over the ``runs`` of a group, and a bound that is shown if
+    this median is infinite, as in ``> 40``.
 
-    ``firsts`` has for each run the row of metrics.csv in which it reached the target, or None
-    (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The amount is the median over all runs; runs that
-    diverged or did not reach the target count as infinite. If the median is infinite, it is larger than the bound,
-    which is the smallest final amount of a run that neither diverged nor reached the target. The bound is NaN if there
-    is no such run.
+    ``column`` is the column of metrics.csv in which the cost is counted, such as ``bytes``. ``firsts`` has for each run
+    the row of metrics.csv in which it first reached the target, or None if it diverged or did not reach the target
+    (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The cost of a run with None counts as infinite.
+
+    The bound comes from the runs that neither diverged nor reached the target. It is the smallest of their costs at
+    their last rounds, and NaN if there are no such runs.
     """
     amounts = [math.inf if first is None else float(first[column]) for first in firsts]
     missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
@@ -84,13 +87,16 @@ def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None
 
 
 def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[str, Any]:
-    """Compares a group of runs with the baseline's runs in pairs. The two runs of a pair have the same seeds and
-    samples.
+    """Compares a group of runs with the baseline (the group with which the others are compared) in pairs. A pair is a
+    run of each of the two groups with the same seeds and the same samples of the clients.
 
-    Both arguments map the key of a pair, such as the seeds, to the final value of the metric of a run that ended. The
-    result is a dict, which is empty if there is no pair. ``differences`` is a tuple with the group's value minus the
-    baseline's for each pair; ``difference`` and ``difference_margin`` are the mean of the differences and half the
-    width of its 95 % interval; and ``p`` is the p-value of the paired t-test.
+    ``finals`` has the final values of the metric for the group, ``baseline`` those for the baseline. Each maps a key
+    for a run that did not diverge to the run's value. Two runs are a pair if their keys are equal. The key contains the
+    seeds, for example.
+
+    Returns a dict, which is empty if there is no pair. Otherwise ``differences`` is a tuple with the group's value
+    minus the baseline's for each pair; ``difference`` and ``difference_margin`` are the mean of the differences and
+    half the width of its 95 % interval; and ``p`` is the p-value of the paired t-test.
     """
     pairs = [pair for pair in finals if pair in baseline]
     if not pairs:
@@ -115,11 +121,13 @@ def correct(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def order_of(row: Mapping[str, Any], measure: Measure) -> tuple[bool, float, int]:
-    """Returns the key by which ``sorted`` puts the rows of a comparison's table in order: the row with the best mean of
-    the final values comes first. Means of percentages are rounded as they are shown.
+    """Returns the sort key for a ``row`` of a comparison's table, a dict as :func:`outcome` returns it. ``sorted`` then
+    puts the row with the best mean of the final values (``final``) first.
 
-    Of two rows with the same mean the one with fewer diverged runs comes first. Rows without a run that ended come
-    last. ``measure`` says whether larger or smaller values are better.
+    Of two rows with the same mean, the one with fewer diverged runs comes first. Means of percentages count as the same
+    if they are equal after rounding to two digits of a percent, as in the table. Rows without a mean, for example
+    because all runs diverged, come last. ``measure`` is the metric, which says whether larger or smaller values are
+    better.
     """
     value = row.get("final", math.nan)
     if math.isnan(value):

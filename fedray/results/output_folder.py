@@ -14,11 +14,13 @@ from fedray.errors import UserError
 
 @dataclass(frozen=True)
 class Output:
-    """Describes the output of a command, and chooses the folder for it, so that no other files are overwritten.
+    """Describes the output of a command, such as a comparison, and chooses the folder for it, so that no other files
+    are overwritten.
 
-    ``kind`` is a word for messages, such as "comparison". ``mark`` is the name of a JSON file that every folder of this
-    kind contains. A folder counts as an older result of the same kind and content if this file has all keys of
-    ``identity``, with the same values.
+    ``kind`` is a word for messages, such as "comparison". ``mark`` is the name of a JSON file that every output folder
+    of this kind contains, such as ``comparison.json``. ``identity`` has the values that decide what the output is
+    about, by name, such as the arguments of the comparison. A folder holds an older result of the same kind and content
+    if its JSON file has all keys of ``identity``, with the same values.
     """
 
     kind: str

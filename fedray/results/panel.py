@@ -22,8 +22,12 @@ BAND = "line: mean over the runs that did not diverge; band: its 95 % interval (
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a panel (a pair of axes): its ``name`` in the legend, its style ``line``, and its ``points``, a
-    DataFrame with the columns ``x``, ``mean``, ``low`` and ``high`` (:func:`fedray.results.curves.mean_curve`)."""
+    """One curve of a panel (a pair of axes), which is the mean of several runs, and the band around it.
+
+    ``name`` is its name in the legend, and ``line`` is its style. ``points`` is a DataFrame with a row for each point:
+    the columns ``x`` and ``mean`` are the point, and ``low`` and ``high`` the ends of the band at ``x``
+    (:func:`fedray.results.curves.mean_curve`).
+    """
 
     name: str
     line: Line
@@ -32,10 +36,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """The content of one pair of axes in a figure: mean curves with bands over rounds or another axis (``over``).
+    """The content of one pair of axes in a figure: ``curves``, which are means over runs, with bands around them.
 
-    The curves' values are multiplied by ``scale`` before they are drawn. ``ceiling`` is the largest possible product,
-    such as 100 for a percentage.
+    ``over`` is the quantity on the horizontal axis, such as ``rounds`` or ``bytes``. ``title`` is the text above the
+    axes, and ``ylabel`` the text at the vertical axis. The curves' values are multiplied by ``scale`` before they are
+    drawn, by 100 for a percentage, for example. ``ceiling`` is the largest value that can result, such as 100 for a
+    percentage; it is infinite if there is none.
     """
 
     title: str
@@ -122,7 +128,8 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
 
 
 def legend(axes: Axes) -> None:
-    """Puts a legend beside ``axes``. The names are in the order in which the lines end, the highest line first."""
+    """Puts a legend beside ``axes``. The line whose last point is highest comes first in the legend, so that the names
+    are in the same order as the right ends of the lines."""
 
     def end(line: Line2D) -> float:
         values = np.asarray(line.get_ydata(), np.float64)

@@ -80,12 +80,13 @@ class RecordedRun:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides whether two runs are repetitions of each other. It has the settings by dotted key, and, under
-        ``algorithm.code`` and ``model.code``, the first 8 digits of the digests of the algorithm's and the model's
-        code.
+        """The values that say what was run, by which runs are grouped. Two runs are repetitions of each other if these
+        values are the same, except for the seeds and other settings in which repetitions may differ
+        (:func:`~fedray.results.grouping.is_ignored`).
 
-        Because of the digests, runs are not taken for repetitions of each other if an algorithm was changed between
-        them.
+        It has all settings by dotted key, and two additional keys, ``algorithm.code`` and ``model.code``: the first 8
+        digits of the digests of the algorithm's and the model's code. Because of them, two runs between which the code
+        was changed do not count as repetitions. A digest that the run did not record is missing.
         """
         return {**self.settings, **{key: self.inputs[name][:8] for key, name in CODE.items() if name in self.inputs}}
 
@@ -123,11 +124,11 @@ class RecordedRun:
         return rows["value"]
 
     def first_to_reach(self, target: float, measure: Measure) -> pd.Series[Any] | None:
-        """Returns the row of metrics.csv of the first evaluation in which the metric ``measure`` was ``target`` or
-        better. It says what reaching the target cost: rounds, bytes, FLOPs and seconds. Returns None if the target was
-        not reached.
+        """Returns the row of metrics.csv for the first evaluation in which the metric ``measure`` was ``target`` or
+        better. The row says what reaching the target cost: rounds, bytes, FLOPs and seconds.
 
-        A run that diverged later has not reached the target, because its model is lost.
+        Returns None if the target was not reached, or if the run diverged, even after reaching it, because its model is
+        lost.
         """
         rows = self.evaluations(measure)
         # because of rounding, a target that is the mean of equal accuracies may be slightly larger than they are

@@ -92,6 +92,6 @@ def median_to_reach(amounts: Sequence[float]) -> float:
     """Returns the median of the ``amounts`` (rounds or bytes, say) that runs took to reach a target. An amount of
     ``math.inf`` means that a run did not reach the target.
 
-    The median is infinite if too many runs did not reach the target, and NaN if there are no runs.
+    The median is infinite if at least half of the runs did not reach the target, and NaN if there are no runs.
     """
     return float(np.median(amounts)) if len(amounts) else math.nan

@@ -132,10 +132,10 @@ def amount(median: float, bound: float, unit: str = "") -> str:
     """Returns the text of a table's cell that says how much it took a group's runs to reach a target, such as ``40`` or
     ``191.5 MB``.
 
-    ``median`` is the median over the runs, which is infinite if too few of them reached the target. The cell then says
-    that the median is above ``bound``, as in ``> 40``. If ``bound`` is NaN, because all runs that did not reach the
-    target diverged, the cell is ``diverged``. If ``median`` is NaN, because there are no runs, the cell is empty.
-    ``unit`` is a unit such as ``B``, or empty for a plain number.
+    ``median`` is the median over the runs. It is infinite if at least half of them did not reach the target. Then the
+    cell shows ``bound`` instead, as in ``> 40``; or ``diverged`` if ``bound`` is NaN, because all runs that did not
+    reach the target diverged. If ``median`` is NaN, because there are no runs, the cell is empty. ``unit`` is a unit
+    such as ``B``, or empty for a plain number.
     """
     if math.isnan(median):
         return ""

@@ -36,9 +36,10 @@ def public_samples(run: RecordedRun) -> int | None:
 class Fact:
     """A property of runs in which the groups of a fair comparison should agree, such as the number of parameters.
 
-    ``title`` is the beginning of the note about groups that do not agree, and ``value`` returns the property of a run.
-    If one of ``keys`` is part of the groups' names, there is no such note, because the names already show the
-    difference. A group whose own runs do not agree gets a note in any case.
+    If the groups do not agree, the comparison shows a note (a line of text) that begins with ``title``. The function
+    ``value`` gets a run and returns its property. ``keys`` are the settings on which the property depends, by dotted
+    key. If one of them is part of the groups' names, there is no note, because the names already show the difference.
+    But if the runs of one group do not agree with each other, there is a note in any case.
     """
 
     title: str
@@ -135,11 +136,13 @@ def _further_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def what_differs_between_environments(groups: Sequence[Group]) -> list[str]:
-    """Returns notes about what differs between the environments of a comparison, which are ``groups`` with the same
-    data and model. There is a line for each setting that differs between environments but not within one, although the
-    environments' names do not show it.
+    """Returns notes (lines of text) about settings that differ between the environments of a comparison although the
+    environments' names do not show it. An environment is those of the comparison's ``groups`` that have the same data
+    and model.
 
-    Pictures over a number, such as the number of clients, show such environments side by side.
+    There is a line for each such setting that does not differ within an environment. Hyper-parameters of algorithms are
+    left out. Readers need the notes for pictures in which environments are side by side, for example with the number of
+    clients on the horizontal axis.
     """
     lines = []
     for key in _further_keys(groups):

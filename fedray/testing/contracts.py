@@ -134,8 +134,9 @@ class AlgorithmContract:
         return simulate(self.config(folder, **changes), data=small_source())
 
     def base_run(self) -> RunResult:
-        """Returns the result of an ordinary run of the algorithm. Most tests compare a run that was made in another way
-        with it. The run is made when it is first needed, and then shared by all tests of a class."""
+        """Returns the result of an ordinary run of the algorithm. Most tests make a run in another way, for example
+        with other workers, and compare it with this one. The ordinary run is made when it is first needed, and then
+        shared by all tests of a class."""
         key = type(self), self.algorithm
         if key not in _base_runs:
             folder = tempfile.TemporaryDirectory(prefix="fedray-contract-")
@@ -176,9 +177,9 @@ class AlgorithmContract:
         assert_same(self.base_run(), parts)
 
     def test_actor_counts(self, tmp_path: Path) -> None:
-        """Checks that the model and the tables are the same to the bit if clients are trained by workers that share no
-        memory with the server, whatever their number. Client actors on Ray are such workers. Runs on Ray itself are
-        made only if the attribute ``actors`` asks for them."""
+        """Checks that the number of workers has no influence on the result: the model and the tables must be the same
+        to the bit with 1 and with 3 workers that share no memory with the server. These workers stand for client actors
+        (processes on Ray). Real runs on Ray are made for the numbers of client actors in the attribute ``actors``."""
         for workers in (1, 3):
             experiment, data = self._resolve(tmp_path / f"workers{workers}")
             with _open_run(experiment, data, lambda worker, workers=workers: PicklingPool(worker, workers)) as run:  # type: ignore[misc]
@@ -212,11 +213,12 @@ class AlgorithmContract:
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
-        """Checks that the algorithm's methods for clients are pure: a task (the work for some clients in one phase)
-        changes none of its inputs, and gives the same bits if another worker repeats it.
+        """Checks that the algorithm's methods for clients are pure. A task is the work of some clients in one phase (a
+        part of a round). It must change none of its inputs, and give the same bits if another worker repeats it.
 
-        The other worker has not run the earlier phases of the round. A method ``step`` that is marked ``in_place`` must
-        also give the same bits if it makes a new model instead of overwriting the old one.
+        The other worker begins with nothing stored from the earlier phases of the round. If the method ``step`` is
+        marked ``in_place``, so that it may overwrite the model, it must also give the same bits when it makes a new
+        model instead.
         """
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data, DoublingPool) as run:
@@ -225,11 +227,12 @@ class AlgorithmContract:
         assert_same(self.base_run(), _result(experiment))
 
     def test_phase_outputs(self, tmp_path: Path) -> None:
-        """Checks that each phase of the algorithm returns uploads and states with the same names and shapes for every
-        client in every round, also for clients with few samples and clients that take part for the first time.
+        """Checks that each phase of the algorithm (a part of a round) returns values with the same names and shapes for
+        every client in every round, also for clients with few samples and clients that take part for the first time.
+        The values are, for example, what clients upload, and the states that they keep for later rounds.
 
-        The engine checks this only within a round, but the bytes that are counted for a client assume it for all
-        rounds.
+        A run checks this only within each round. But it counts the same number of bytes for a client in all rounds,
+        which is right only if the shapes never change.
         """
         forms: dict[int, list[Any]] = {}
 
@@ -263,8 +266,9 @@ class AlgorithmContract:
             self.simulate(tmp_path, run__rounds=2, engine__vectorize=False, train__decay_norms_and_biases=True)
 
     def test_bytes(self, tmp_path: Path) -> None:
-        """Checks that the bytes sent and received in metrics.csv are those that follow from the algorithm's attribute
-        ``traffic``, which declares them as numbers of models and vectors."""
+        """Checks that the numbers of bytes in metrics.csv are those that follow from the algorithm's attribute
+        ``traffic``. It declares how many models a client receives and sends in a round, and how many vectors, such as
+        gradients, with as many numbers as the model has parameters."""
         run = self.base_run()
         experiment, _ = self._resolve(tmp_path)
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)

@@ -49,8 +49,8 @@ class CallbackContract:
         assert_same(_run(tmp_path / "with", run__callbacks=[self.callback]), _run(tmp_path / "without"))
 
     def test_a_run_with_it_can_be_resumed(self, tmp_path: Path) -> None:
-        """Checks that a run with the callback can be stopped and resumed, for which the callback is made a second time.
-        The run must end with the same model and tables as a run without the callback that was never stopped."""
+        """Checks that a run with the callback can be stopped and resumed, with a new instance of the callback. It must
+        end with the same model and tables as a run without the callback that was never stopped."""
         keys = {"run__callbacks": [self.callback], "run__checkpoint_every": 2}
         _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
         assert_same(_run(tmp_path / "parts", **keys), _run(tmp_path / "whole"))
@@ -84,9 +84,9 @@ class UploadContract:
         return found, upload.kept
 
     def test_it_treats_each_row_by_itself(self) -> None:
-        """Checks that the step treats each client separately: what a client sends is the same to the bit if the step is
-        applied to several clients together, to this client alone, or a second time. So is what the step stores for the
-        client."""
+        """Checks that the step treats each client separately. What a client sends must be the same to the bit whether
+        the step is applied to several clients together or to this client alone, and when it is repeated. What the step
+        stores for the client must also be the same with other clients and alone."""
         step, clients = make(self.step, "train.upload"), [4, 7, 9]
         numbers = np.random.Generator(np.random.Philox(key=1)).normal(size=(2, 3, 50)).astype(np.float32)
         rows, before = torch.from_numpy(numbers)

@@ -25,11 +25,12 @@ from fedray.engine.worker import Worker
 
 
 class DoublingPool(LocalPool):
-    """A pool of workers for tests, which checks that tasks are pure. Each task is run again by another worker, which
-    must get the same result, and must not change the task's inputs. If the algorithm's step is marked ``in_place``, the
-    result must also be the same without overwriting models.
+    """A pool of workers for tests, which checks that tasks are pure. Each task is run at least twice, by different
+    workers. They must get the same result, and must not change the task's inputs. If the algorithm's method ``step`` is
+    marked ``in_place``, which allows it to overwrite models, the result must also be the same when it makes new models.
 
-    ``worker`` is the server's own worker. The work is divided into many tasks, whose results come in reverse order.
+    ``worker`` is the worker in the server's process, whose result is used. The work is divided as for three workers,
+    and the results come in the reverse order of the tasks.
     """
 
     slots, task_fraction = 3, 0.3

@@ -40,7 +40,8 @@ Do = Callable[..., Iterator[tuple[PhaseTask, Any]]]
 
 
 class Failing(FedAvg):
-    """FedAvg whose clients raise an error in their first local step, for testing what a pool does with errors."""
+    """FedAvg whose clients raise an error in their first local step. Tests use it to check what a pool (the workers of
+    a run) does with errors."""
 
     def step(self, client: Any, carry: Any, batch: Any) -> Any:
         raise ValueError("my own mistake")
@@ -50,17 +51,19 @@ class PoolContract:
     """Tests that every pool must pass. A pool is the workers of a run, which simulate its clients.
 
     To test a pool, set ``pool`` in a subclass in a test file of pytest, as in ``pool = "mine.py:Processes"``. Most
-    tests use an algorithm with two phases whose clients keep states, and tasks of one client each.
+    tests run an algorithm that has two phases (parts of a round), and whose clients keep states between rounds. Each
+    task that they give to the pool is the work of one client in one phase.
     """
 
     pool: ClassVar[str]
     """The value of ``engine.kind``: local, or a user-defined pool as file.py:Class or module:Class."""
 
     def make_pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
-        """Makes the tested pool. Returns the pool, and a list with a description of each process that computes (a dict,
-        as in summary.json).
+        """Makes the tested pool. Returns the pool, and a list of dicts that describe the computing processes, which the
+        run records in summary.json. This list has only one dict, for the process of ``worker``.
 
-        ``worker`` is the server's own worker, with the run's experiment and data. It does tasks in this process.
+        ``worker`` is the worker in this process, in which the server runs too. It has the run's experiment and data,
+        and the pool may use it to do tasks.
         """
         return make_pool(self.pool, worker), [worker.describe()]
 
@@ -168,9 +171,9 @@ class PoolContract:
                 list(run.pool.map(tasks))
 
     def test_a_pool_says_how_work_should_be_cut(self, tmp_path: Path) -> None:
-        """Checks that the pool's attributes ``slots`` (how many tasks are done at the same time) and ``task_fraction``
-        (how large a task should be) are in their ranges, and that the tasks into which a cohort is then divided contain
-        each client once."""
+        """Checks the pool's attributes by which a cohort is divided into tasks. ``slots``, the number of tasks that are
+        done at the same time, must be at least 1. ``task_fraction``, which says how large a task should be, must be
+        above 0 and at most 1. Each client of the cohort must then be in exactly one task."""
         with self.open(tmp_path) as run:
             assert run.pool.slots >= 1
             assert 0 < run.pool.task_fraction <= 1
@@ -182,10 +185,11 @@ class PoolContract:
 
 
 def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
-    """Prepares round 1 of an opened run for a test, and yields for each of its phases the phase's name and a list of
-    tasks, one for each client of the cohort.
+    """Prepares round 1 of ``run``, a run of which no round has been made yet, for a test. For each phase (part of the
+    round) it yields a pair: the phase's name, and a list of tasks, one for each client of the cohort.
 
-    The caller does the tasks of a phase and updates the server before it asks for the next phase.
+    Before the caller asks for the next pair, it must let a pool do the tasks, and call the algorithm's
+    ``server_update`` with the sums of the results.
     """
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
@@ -203,15 +207,19 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
 
 
 def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], dict[str, Any]]:
-    """Computes round 1 of an opened run and returns the results of its tasks, so that two pools can be compared.
+    """Computes round 1 of a run and returns the results of its tasks, so that two pools can be compared by comparing
+    what this function returns for them.
 
     Args:
         run: The run, of which no round has been made yet.
-        do: The function that does the tasks, with the signature of ``Pool.map``. None stands for the run's own pool.
+        do: The function that does the tasks, with the signature of ``Pool.map``. None means the method ``map`` of the
+            run's pool.
 
     Returns:
-        A dict with an entry for each task. Its key is a pair: the phase's name, and the position in the cohort of the
-        task's first client. Its value is a dict with the content of the task's result as bytes, numbers and texts.
+        A dict with an entry for each task. Its key is a pair: the name of the task's phase, and the position of the
+        task's first client in the cohort. Its value is a dict with what the task returned, as far as it must not
+        depend on the pool: the sums of uploads (``nodes``), ``scalars``, ``log``, ``forms`` (names and shapes of the
+        values) and the clients' ``states``. Arrays are replaced by bytes, so that the dicts can be compared by ``==``.
     """
     do = do or run.pool.map
     found: dict[tuple[str, int], dict[str, Any]] = {}

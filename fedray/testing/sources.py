@@ -20,11 +20,11 @@ from fedray.data.storage.contents import data_digests
 
 
 class SourceContract:
-    """Tests that every data source must pass. They check what a run relies on, but does not check itself each time it
-    loads a source.
+    """Tests that every data source must pass. They check properties of a source on which runs rely, but which runs do
+    not check when they load it.
 
-    A subclass in a test file of pytest sets ``settings``, the keys of the configuration that name the source:
-    ``data.source``, ``data.root`` and others.
+    A subclass in a test file of pytest sets ``settings``, a dict with the keys of the configuration that name the
+    source (``data.source``, ``data.root`` and others) and their values.
 
     Example:
         >>> class TestMine(SourceContract):

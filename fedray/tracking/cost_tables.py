@@ -23,10 +23,11 @@ WIDEST = 1000
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm in the table of costs (``fedray costs``).
+    """An ``algorithm`` in the table of costs (``fedray costs``), and what its costs depend on.
 
-    ``name`` is the algorithm's name. ``facts`` describe the model that it trains, ``head`` is the name of that model's
-    head (its last layers) or ``none``, and ``server_flops`` are the server's FLOPs in a round.
+    ``name`` is the algorithm's name. ``facts`` has the number of parameters, the FLOPs and other properties of the
+    model that it trains. ``head`` is the name of the last layers that replace the model's own (``model.head``), or
+    ``none``. ``server_flops`` is the number of FLOPs that the server computes in a round.
     """
 
     name: str
@@ -40,9 +41,10 @@ class Candidate:
 class Scenario:
     """The setting for which the costs of all algorithms are compared (``fedray costs``).
 
-    ``load`` is the local training of the mean client in a round, ``cohort`` the number of clients in a round, and
-    ``rounds`` the number of rounds. ``plain`` describes the model without the head that some algorithms add to it;
-    ``build_plain()`` makes this model, and ``example`` are inputs for it, ``[b, ...]``.
+    ``load`` is the amount of local training of the mean client in a round, ``cohort`` the number of clients in a round,
+    and ``rounds`` the number of rounds. The plain model is the model without the head (the last layers) that some
+    algorithms add to it: ``plain`` has its number of parameters, its FLOPs and other properties, ``build_plain()``
+    makes it, and ``example`` is a batch of inputs for it, ``[b, ...]``.
     """
 
     load: Load
@@ -125,12 +127,12 @@ def load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """Returns, as a text for a table, what an algorithm's clients compute in a round in addition to FedAvg's, such as
-    ``1 full-batch gradient + 1 fwd/bwd per step``.
+    """Returns a text for a table that says what a client of an algorithm computes in a round beyond what a client of
+    FedAvg computes, such as ``1 full-batch gradient + 1 fwd/bwd per step``. The text is ``-`` if that is nothing.
 
-    ``4 J|w|`` in it means four operations per parameter in each of the J local steps. The text is ``-`` if there is
-    nothing to add. ``work`` counts the additional computations, and ``head`` is the name of a head (last layers) that
-    the model needs for the algorithm, or ``none``.
+    ``4 J|w|`` in the text means four operations per parameter in each of the J local steps. ``work`` has the numbers of
+    the additional computations. ``head`` is the name of a head (last layers) that the algorithm adds to the model, or
+    ``none``.
     """
     both = min(work.forwards, work.backwards)
     parts = {

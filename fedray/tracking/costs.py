@@ -59,8 +59,9 @@ def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
 def overhead(traffic: Traffic) -> float:
     """Returns how much an algorithm communicates, as a multiple of FedAvg's communication: 1 means as much as FedAvg.
 
-    It is the mean of what a client receives and what it sends in a round, counted in models; a vector counts as a
-    model. ``traffic`` has these numbers.
+    ``traffic`` has the numbers of models and vectors that a client receives and sends in a round. A vector has as many
+    numbers as the model has parameters, and counts as a model here. The result is the mean of the number received and
+    the number sent. Both are 1 for FedAvg.
     """
     down, up = traffic.models_down + traffic.vectors_down, traffic.models_up + traffic.vectors_up
     return (down + up) / 2
@@ -69,8 +70,9 @@ def overhead(traffic: Traffic) -> float:
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
     """Returns two numbers of bytes: how many one client receives in a round, and how many it sends.
 
-    ``traffic`` says how many models and vectors go in each direction. Each number takes 4 bytes. A model has the
-    parameters and buffers that ``facts`` counts; a vector has no buffers.
+    ``traffic`` says how many models and vectors go in each direction, and ``facts`` has the numbers of the model's
+    parameters and buffers. A model is sent with its parameters and buffers. A vector, such as a gradient, has only as
+    many numbers as the model has parameters. Each number takes 4 bytes.
     """
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
@@ -80,11 +82,11 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 
 
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
-    """Returns the FLOPs that clients compute in a round. ``load`` is the amount of their local training, and ``facts``
-    describe the model.
+    """Returns the number of FLOPs that clients compute in a round: those of a forward and a backward pass over each
+    mini-batch, and those of the algorithm's additional ``work``. A backward pass counts as two forward passes.
 
-    They are the FLOPs of a forward and a backward pass over each mini-batch, which count as 3 forward passes, and those
-    of the algorithm's additional ``work``.
+    ``facts`` has the model's number of parameters and the FLOPs of its forward pass. ``load`` is the amount of local
+    training, summed over the clients.
     """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
@@ -115,12 +117,13 @@ def arithmetic(work: Work, load: Load) -> float:
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """Returns a stand-in for a run's server, so that an algorithm's server FLOPs can be counted without a run. It is in
-    a round of ``cohort`` equal clients, each with the average numbers of samples and of local steps
-    (:func:`mean_load`).
+    """Returns a stand-in for a run's server, so that an algorithm's server FLOPs can be counted without a run. The
+    stand-in has no model and no data, so it can't be used for anything else.
 
-    ``sizes`` are the numbers of samples of all clients, and ``public_samples`` and ``test_samples`` the sizes of the
-    public set and the test set. The server has no model and no data, so it can't be used for anything else.
+    Its current round is one in which ``cohort`` clients take part, each with the average number of samples and the
+    average number of local steps (:func:`mean_load`). ``sizes`` are the numbers of samples of all clients, and
+    ``training`` has the settings of local training. ``public_samples`` and ``test_samples`` are the sizes of the public
+    set (samples that belong to no client) and the test set.
     """
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)

@@ -25,11 +25,14 @@ else."""
 class Measured(Algorithm):
     """A mixin for an algorithm that also measures its clients' local updates (``run.diagnostics``).
 
-    :func:`measured` makes a class of which this is the first base and the algorithm's own class the second. An update
-    is y_i - x^r, where y_i is the client's model after its local steps, and x^r the first model in the server's
-    broadcast. The mean of the updates is only known when all clients have trained. So the algorithm gets another phase,
-    ``measure``, in which each client compares its update, stored since its training, with the mean. The algorithm's
-    rules see nothing of this, so the results are the same to the bit.
+    :func:`measured` makes a class that inherits from this class first and from the algorithm's own class second. A
+    local update is y_i - x^r, where y_i is the client's model after its local steps, and x^r the first model that the
+    server sent for this training.
+
+    Each client's update is stored after its training, and compared with the mean of all updates later, because the mean
+    is only known when all clients have trained. For this, each round gets an additional phase (part of the round) at
+    its end, ``measure``. The algorithm's own methods do not notice the measuring, so the run's results are the same to
+    the bit.
     """
 
     sent: Model
@@ -44,10 +47,11 @@ class Measured(Algorithm):
 
     def update_of(self, client: ClientPhase, carry: Carry) -> Tensor:
         """Returns the local updates of the C clients that are trained together, ``[C, width]``, a row for each client.
-        ``width`` is the number of the model's parameters.
+        ``width`` is the number of the model's trainable parameters.
 
-        An update is the client's model after its local steps, which is the first one in ``carry``, minus the model that
-        the server sent, over the trainable parameters.
+        A local update is the difference of two models in their trainable parameters: the client's model after its local
+        steps minus the model that the server sent. ``carry`` has the models and vectors of the clients after their last
+        local step; its first model is the trained one. ``client`` has what the server sent.
         """
         sent = next(value for value in client.shared.values() if isinstance(value, Model))
         return carry.model.parameters - sent.parameters
@@ -90,10 +94,13 @@ def measured(algorithm: Algorithm, against: str = "") -> Measured:
     """Returns an algorithm with the rules and hyper-parameters of ``algorithm`` that also measures its clients' local
     updates (``run.diagnostics``).
 
-    ``against`` is what the cohort is compared with elsewhere; here it is only checked. It is ``all_clients``,
-    ``virtual`` for a model that is trained with the mean of the clients' gradients, or "" for nothing. Raises
-    :class:`UserError` if the algorithm has no phase ``train`` with local steps; if ``against`` is not "" and ``train``
-    is not the first phase; or if ``against`` is ``virtual`` and clients keep states, because a virtual model has none.
+    ``against`` says with what each round is also compared, by :mod:`fedray.engine.diagnostics`: with a round of all
+    clients (``all_clients``), with a model that is trained by the mean of the clients' gradients (``virtual``), or with
+    nothing (""). This function only checks whether the algorithm allows it.
+
+    Raises :class:`UserError` if the algorithm has no phase ``train`` with local steps; if ``against`` is not "" and
+    ``train`` is not the first phase; or if ``against`` is ``virtual`` and the algorithm's clients keep states between
+    rounds, because a virtual model has none.
     """
     if "train" not in algorithm.phases or type(algorithm).train is not Algorithm.train:
         raise UserError(

@@ -59,9 +59,10 @@ Status = Literal["new", "unfinished", "finished"]
 class FoundRun:
     """What was found in a run folder before a run starts in it.
 
-    ``status`` says whether there is no run (new), or one that is unfinished or finished. ``rounds`` is the number of
-    rounds in that run's configuration. ``summary`` is the content of its summary.json, or None if the run has not ended
-    or an error has ended it.
+    ``status`` is ``new`` if a new run starts in the folder, ``unfinished`` if the run in it is to be continued, and
+    ``finished`` if there is nothing left to do. ``rounds`` is the number of rounds (``run.rounds``) in the
+    configuration of the run that was found; 0 for a new run. ``summary`` is the content of its summary.json. It is None
+    for a new run, or if the run has not ended, or if an error has ended it.
     """
 
     status: Status
@@ -70,11 +71,12 @@ class FoundRun:
 
 
 class RunFolder:
-    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``. If ``run.output`` is a
-    URI, it is the folder on this machine in which the run works.
+    """The folder in which a run writes its files: the folder ``run.name`` in ``run.output``, or, if ``run.output`` is a
+    URI, in the run's working copy on this machine.
 
-    ``inputs`` are the digests, by name, of everything else that the run depends on, such as the data. ``defaults`` are
-    the values that null stands for in the configuration, by dotted key.
+    ``config`` is the run's resolved configuration. ``inputs`` has the digests, by name, of everything else that the run
+    depends on, such as the data. ``defaults`` maps dotted keys to the values that they take in this run if they are
+    null in the configuration.
     """
 
     def __init__(
@@ -88,9 +90,9 @@ class RunFolder:
     def look(self) -> FoundRun:
         """Finds out whether the folder is new, or holds this run unfinished or finished. Nothing is changed.
 
-        Raises :class:`UserError` if the folder is not a run folder, or holds a run with another configuration, data,
-        model or code. ``run.resume`` can change that: with ``true`` there must be a run, and with ``false`` the folder
-        counts as new.
+        With ``run.resume: false`` the folder always counts as new. Otherwise :class:`UserError` is raised if the folder
+        has other files but no run, if its files are damaged, or if it holds a run with another configuration, data,
+        model or code. With ``run.resume: true`` it is also raised if there is no run yet.
         """
         resume = self.config.run.resume
         if resume is False or not (self.path / "config.yaml").exists():
@@ -298,8 +300,8 @@ def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
 
 
 def check_numbers(path: Path, after: int) -> None:
-    """Checks that a CSV file of a run has only numbers and empty cells in its rows for rounds up to ``after``, because
-    a run could not be resumed with other rows. Raises :class:`UserError` if it does not."""
+    """Checks that a CSV file of a run has only numbers and empty cells in its rows for rounds up to ``after``. Raises
+    :class:`UserError` if a cell holds anything else, because the run could not be resumed with such a row."""
     for row in _rows_until(path, after):
         for name, cell in row.items():
             try:

@@ -17,9 +17,10 @@ shown."""
 
 
 class Display:
-    """Shows a run's progress on the terminal ``console``, with lines for the user above it.
+    """Shows the progress of a run on ``console``: a progress bar if it is a terminal, and otherwise plain lines. Lines
+    for the user, such as warnings, are shown by :meth:`say`, above the bar if there is one.
 
-    With ``quiet`` nothing is shown, and each line is passed to the function ``warn`` instead.
+    If ``quiet`` is true, nothing is shown, and :meth:`say` calls the function ``warn`` with each of its lines instead.
     """
 
     def __init__(
@@ -77,10 +78,12 @@ class Display:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[..., dict[str, Any]]]:
-        """Shows how many samples of a data set have been read, in a ``with`` statement.
+        """Returns a context, for a ``with`` statement, in which this display shows how many samples of a data set have
+        been read.
 
-        The statement gets a function that copies samples into files and maps these into memory. It is
-        :func:`fedray.data.storage.mapping.map_arrays`, which reports its progress to this display.
+        The value of the context is a function that writes samples into files and returns them mapped into memory. It is
+        :func:`fedray.data.storage.mapping.map_arrays` with the argument ``progress`` set, so that each call reports its
+        progress to this display.
         """
         from fedray.data.storage.mapping import map_arrays
 

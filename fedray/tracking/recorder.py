@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 class Recorder:
     """Writes the files of a run into its folder. The run continues after round ``after``, which is 0 for a new run.
 
-    ``settings`` is the resolved configuration as YAML. ``machine`` becomes the key of this name in summary.json: it
-    describes the processes of the run, and says whether equal bits are promised. ``extra_columns`` are the columns of
-    metrics.csv after :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are shown in TensorBoard's HParams
-    table. ``with_scores`` says whether clients are scored on test samples of their own.
+    ``settings`` is the text of config.yaml, the resolved configuration. ``machine`` is the value of the key ``machine``
+    in summary.json: its ``processes`` describe the processes of the run, and ``bits_promised`` says whether the same
+    bits are promised if the run is made again. ``extra_columns`` are the columns of metrics.csv after those that every
+    run has (:data:`~fedray.tracking.columns.METRICS`). ``hyper_parameters`` has the settings for TensorBoard's HParams
+    table, by dotted key. ``with_scores`` says whether single clients are scored on their own test samples.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Recorder:
 
     @property
     def rows_lost(self) -> int:
-        """The number of rounds before the run was resumed whose rows are missing from metrics.csv."""
+        """The number of rows that metrics.csv lacks for the rounds that were made before the run was resumed."""
         return self._metrics.lost
 
     def digests(self) -> dict[str, str]:
@@ -181,8 +182,12 @@ def summarize(
 
     ``metrics`` is that table, ``status`` says how the run ended, and ``run`` is the section ``run`` of the
     configuration. ``metric`` is the main metric, and ``mode`` says whether larger (max) or smaller (min) values of it
-    are better. The keys include ``final``, ``best`` and ``last10`` of the main metric on the test set, and ``targets``:
-    for each of ``run.targets`` the round that reached it, with the costs so far.
+    are better.
+
+    The keys ``final``, ``best`` and ``last10`` are the last value of the main metric on the test set, its best value,
+    and the mean of its last ten values. ``targets`` has an entry for each of ``run.targets``: None if the metric did
+    not reach it, and otherwise a dict with the first round that did (``round``), and the ``bytes``, ``flops`` and
+    ``seconds`` of the run up to this round. fedray/tracking/README.md explains all keys.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}

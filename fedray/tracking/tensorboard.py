@@ -62,8 +62,8 @@ class Events:
     """Writes the TensorBoard event file of a run into ``folder``. The run continues after round ``after``, which is 0
     for a new run.
 
-    If the run is resumed, TensorBoard ignores the events of rounds beyond ``after`` that it wrote before it was
-    interrupted.
+    An interrupted run may have written events of rounds beyond ``after`` already. When it is resumed, these rounds are
+    made again, and TensorBoard does not show the old events.
     """
 
     def __init__(self, folder: Path, after: int) -> None:

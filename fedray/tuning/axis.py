@@ -39,12 +39,11 @@ class RoundCost(NamedTuple):
 
 
 def amount(row: Any, name: str) -> Any:
-    """Returns the value of ``name`` in a row of metrics.csv, which has a row for each round of a run, or NaN if it was
-    not recorded. ``name`` is a column, such as an objective, or a quantity by which progress is measured: rounds, bytes
-    or flops.
+    """Returns the value of ``name`` in ``row``, a row of metrics.csv, or NaN if it was not recorded. ``row`` may also
+    be the whole table of metrics.csv. Then the result is a series with a value for each row.
 
-    ``bytes`` is the sum of the columns ``bytes_down`` and ``bytes_up``, and ``rounds`` is the column ``round``. ``row``
-    may also be the whole table of metrics.csv; then the result is a series with a value for each row.
+    ``name`` is a column of metrics.csv, such as the objective of a sweep, or one of two other names: ``bytes`` is the
+    sum of the columns ``bytes_down`` and ``bytes_up``, and ``rounds`` is the column ``round``.
     """
     if name == "bytes":
         return row["bytes_down"] + row["bytes_up"]
@@ -107,13 +106,14 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """Replaces ``tune.pruner.axis=auto`` in the settings of a sweep (a search over hyper-parameters) by rounds, bytes
-    or flops, the quantity by which progress is measured when trials are compared. Returns the changed ``spec``, and a
-    list of lines for the user.
+    """Chooses the quantity by which a sweep (a search over hyper-parameters) measures the progress of its trials when
+    it compares them: rounds, bytes or flops, its "axis". Returns ``spec`` with this value in place of
+    ``tune.pruner.axis=auto``, and a list of lines for the user. An axis that the user has set stays as it is, and a
+    sweep that has begun keeps its axis.
 
-    ``base`` is the cost of a round of the base configuration. ``costs`` has, for each searched key, the costs of rounds
-    with some of its values. A sweep that has begun keeps its axis. The list has one line if the axis makes the pruner,
-    which stops bad trials early, compare trials that have done unequal work. Otherwise it is empty.
+    ``base`` is the cost of a round of the base configuration. ``costs`` maps each searched key to the costs of a round
+    with some of the key's values. The list has one line, a piece of advice, if trials that have done unequal work are
+    compared when the sweep decides which of them to stop early. Otherwise it is empty.
     """
     pruner = spec.tune.pruner
     fair = axis_of_equal_work(base, [cost for each in costs.values() for cost in each], next(iter(spec.tune.objective)))

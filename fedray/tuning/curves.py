@@ -19,9 +19,9 @@ DRAWN = ("complete", "pruned")
 
 
 def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
-    """Yields the metrics of each run of a trial: its table metrics.csv, with a row per round. ``trial`` is the folder
-    of the trial; its subfolders ``seed-*`` are the runs, in the order of their names. Runs that have not finished a
-    round are left out."""
+    """Yields the metrics of each run of a trial, as a table with a row for each round (the run's metrics.csv).
+    ``trial`` is the folder of the trial. Its subfolders ``seed-*`` are the run folders, which are read in the order of
+    their names. Runs that have not finished a round are left out."""
     for path in sorted(trial.glob("seed-*/metrics.csv")):
         # the file is empty if the process was killed while creating it
         if path.stat().st_size and len(rows := read_metrics(path.parent)):
@@ -29,13 +29,14 @@ def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
 
 
 def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, objective: str, name: str) -> Any:
-    """Draws the learning curves of the trials of a sweep (a search over hyper-parameters): a Matplotlib figure with a
-    line for each run, the column ``objective`` over ``axis`` (rounds, bytes or flops).
+    """Draws the learning curves of the trials of a sweep (a search over hyper-parameters), and returns the Matplotlib
+    figure. It has a line for each run of each trial, which shows the ``objective``, such as ``validation_accuracy``,
+    over ``axis``, the rounds, bytes or flops since the run began.
 
     ``trials`` is the table of the sweep's trials, the best first, with columns ``trial`` and ``state``; ``folders`` has
     the folder of each trial in the same order; and ``name`` is the sweep's name for the title. The colour of a line
     shows the rank of its trial, from dark (best) to light. The best trial is black, and lines of pruned trials are
-    dashed. The title counts the trials that are not drawn: diverged, failed or running ones.
+    dashed. Trials that diverged, failed or are still running are not drawn; the title says how many these are.
 
     Returns None if no trial can be drawn, or if the objective is the axis itself.
     """

@@ -34,9 +34,10 @@ class SweepResult:
     """What :func:`tune` returns for each sweep (a search over hyper-parameters): where its results are, and how it
     ended.
 
-    ``folder`` is the sweep's folder on this machine. ``uri`` is its URI if ``tune.output`` is one, and otherwise None.
-    ``interrupted`` is true if the user stopped the sweep before its end. ``trials`` and ``best`` are read from the
-    folder or the URI whenever they are used.
+    ``folder`` is the sweep's folder on this machine. ``uri`` is the URI to which the sweep's results are sent if
+    ``tune.output`` is a URI, and otherwise None. ``interrupted`` is true if the user stopped the sweep before its end.
+    The properties ``trials`` (a table of all trials) and ``best`` (the configuration files of the best trials) are read
+    anew whenever they are used.
 
     Example::
 
@@ -90,8 +91,8 @@ def tune(
     """Searches hyper-parameters, or continues a search that was stopped or killed.
 
     Args:
-        space: A space file, which says what is searched, by its path; the name of one that comes with fedray; or a
-            mapping with the content of a space file.
+        space: Says what is searched: the path of a space file (a YAML file that describes a search), the name of a
+            space file that comes with fedray, or a mapping with the content of such a file.
         overrides: Texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. A searched key that
             is set here is not searched.
         data, test: The training and the test set, in any form that :func:`fedray.simulate` accepts. Without ``data``
@@ -180,12 +181,14 @@ def run_sweeps(
     the same order. The sweeps must have the same data and the same settings ``engine.*``. :func:`tune` calls this, and
     so does a suite, which compares algorithms.
 
-    ``custom`` has the data set and the user's objects, which all trials use. ``start`` is the connection to Ray, which
-    is awaited before the first trial runs. ``view`` shows the progress. With ``retry_failed``, trials that failed in an
-    earlier call run once more.
+    ``custom`` has the data set and the user's objects, which all trials use. ``start`` is the connection to Ray. If a
+    trial has to run, this function first waits until the connection is made. ``view`` shows the progress. With
+    ``retry_failed``, trials that failed in an earlier call run once more.
 
-    ``further_sources`` is called with the opened sweeps. It returns sources of trials that run in addition to the
-    sweeps' own trials. A suite uses this to run the best trial of each sweep on seeds that no trial has used.
+    ``further_sources`` is called once, before any trial runs, with a list that has a
+    :class:`~fedray.tuning.sweep.Sweep` for each of ``specs``. It returns objects that supply trials to be run in
+    addition to those of the sweeps. A suite uses this to run the best trial of each sweep on seeds that no trial has
+    used.
     """
     from fedray.tuning.opening import open_sweep
     from fedray.tuning.outputs import mirrored_sweep

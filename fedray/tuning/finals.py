@@ -25,8 +25,8 @@ class Final:
     """A configuration that a suite (a comparison of algorithms) runs again on fresh seeds, which no trial has used:
     that of the best trial of the sweep ``spec``, possibly with some keys changed.
 
-    ``changed`` has the new values of the changed keys, by dotted key. ``what`` describes the change in the suite's
-    table, and ``suffix`` in the name of the folder.
+    ``changed`` maps each changed key (dotted) to its new value. If keys are changed, the suite's table names the change
+    by the text ``what``, and the name of the runs' folder ends with ``suffix``. Otherwise these are empty.
     """
 
     spec: SweepSpec
@@ -36,8 +36,8 @@ class Final:
 
     @property
     def label(self) -> str:
-        """The name of this configuration's row in the suite's table: the name of the sweep, such as ``fedavg``,
-        followed by a comma and ``what`` if keys were changed."""
+        """The name of this configuration's row in the suite's table. It is the name of the sweep within the suite, such
+        as ``fedavg``, followed by a comma and the text ``what`` unless that is empty."""
         return f"{label_of(self.spec)}, {self.what}" if self.what else label_of(self.spec)
 
     def folder(self, trial: int) -> Path:
@@ -78,12 +78,15 @@ def is_finished(run: Path) -> bool:
 
 
 class FinalRuns:
-    """The source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that runs ``final``, the best
-    configuration of the search ``sweep``, once for each fresh seed (a seed that no trial has used).
+    """Supplies the final runs of a suite (a comparison of algorithms) for one configuration, that of the best trial of
+    the search ``sweep``. It is run once on each of several fresh seeds, which no trial has used. An instance is a
+    source of trials (:class:`~fedray.tuning.trial_source.TrialSource`), an object that decides which trials run. Each
+    run on a fresh seed counts as a trial.
 
-    ``seeds`` is the number of fresh seeds. No run is handed out before the sweep has ended, because only then is its
-    best trial known. Runs whose folders show that they are finished are left out. The attribute ``failures`` counts the
-    runs that failed. ``view`` shows the user how each run ended.
+    ``final`` describes the configuration, of which some keys may be changed. ``seeds`` is the number of fresh seeds.
+    :meth:`next_trial` returns None until the sweep has ended, because only then is its best trial known. Runs whose
+    folders show that they are finished are not made again. The attribute ``failures`` counts the runs that failed.
+    ``view`` shows the user how each run ended.
     """
 
     def __init__(self, sweep: Sweep, final: Final, seeds: int, view: SweepView) -> None:

@@ -18,13 +18,14 @@ from fedray.tuning.spec import SweepSpec
 
 @contextlib.contextmanager
 def mirrored_sweep(spec: SweepSpec, say: Callable[[str], None]) -> Iterator[Mirror]:
-    """A context in which the sweep ``spec`` runs, whose ``tune.output`` is a URI: until the context ends, all changes
-    of the sweep's folder on this machine are sent to its URI. It yields the :class:`Mirror`, which does this in a
-    thread.
+    """A context that keeps the URI of a sweep up to date while the sweep runs. ``spec`` describes the sweep; its
+    ``tune.output`` must be a URI. Until the context ends, changed files in the sweep's folder on this machine are sent
+    to the URI, except those of trials' runs, which the runs send themselves. The context yields the :class:`Mirror`,
+    which sends the files in a thread.
 
-    At its beginning, unless ``tune.resume`` is false, the folder is brought to the state at the URI if that is newer,
-    and runs of trials that this machine does not have are downloaded. ``say`` shows a line to the user. Raises
-    :class:`UserError` if the storage can't be used.
+    At the beginning, unless ``tune.resume`` is false, what is at the URI is downloaded into the folder if it is newer
+    than the folder's content, and so are runs of trials that this machine does not have. ``say`` shows a line to the
+    user. Raises :class:`UserError` if the storage can't be used.
     """
     assert spec.uri is not None
     is_new = spec.tune.resume is False

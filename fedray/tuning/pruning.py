@@ -14,13 +14,13 @@ from fedray.tuning.settings import PrunerConfig
 
 
 def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
-    """Returns Optuna's pruner for a sweep (a search over hyper-parameters), which stops trials early whose results are
-    bad.
+    """Returns the pruner of a sweep (a search over hyper-parameters), the object by which Optuna decides whether a
+    trial is stopped early because its results are bad.
 
     Args:
-        config: The keys ``tune.pruner.*``.
-        seeds: The number of runs of each trial. Each run reports its objective at :data:`~fedray.tuning.axis.STEPS`
-            steps.
+        config: The keys ``tune.pruner.*``, which say what kind of pruner it is.
+        seeds: The number of runs of each trial, one for each seed. If there are several, the pruner is
+            :class:`BetweenSeeds`, unless its kind is "none".
     """
     if config.kind == "none":
         return NopPruner()
@@ -38,9 +38,10 @@ def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
 class BetweenSeeds(BasePruner):
     """A pruner of Optuna (it stops bad trials early) for trials that consist of several runs, one for each seed.
 
-    During the first run of a trial, the pruner ``within`` decides. Later the trial is stopped only at the end of a run,
-    if the mean over its runs so far is worse than the median of the other trials after as many runs. It is compared
-    with this median only if at least ``n_startup_trials`` other trials have finished as many runs.
+    During the first run of a trial, the pruner ``within`` decides. After that the trial can be stopped only when one of
+    its runs has ended. If k runs have ended, it is stopped if the mean of the objective over these runs is worse than
+    the median of the same means of other trials. Only trials with at least k finished runs enter the median, and if
+    there are fewer than ``n_startup_trials`` of them, the trial goes on.
     """
 
     def __init__(self, within: BasePruner, n_startup_trials: int) -> None:

@@ -70,7 +70,8 @@ def engine_of_trials(
         engine: The section ``engine`` of the configuration.
         base: The settings that the user made, by dotted key.
         max_concurrent_trials: The number of concurrent trials; None means one.
-        device: What ``engine.device=auto`` stands for, unless the user set a share of a GPU, which means ``cuda``.
+        device: The device that replaces ``engine.device=auto``. It is ``cuda`` instead if the user set
+            ``engine.actors_per_gpu`` or ``engine.gpus_per_actor``.
 
     Raises:
         UserError: A setting is not possible in a sweep, such as a GPU for the server.

@@ -155,11 +155,12 @@ class SourceSearcher(Searcher):
             self.source.trial_lost(assignment.key, line)
 
     def save(self, checkpoint_path: str) -> None:
-        """Part of Tune's interface, which does nothing here, because the source of the trials keeps its own records."""
+        """Does nothing. Tune's interface has this method to save the state of a searcher, but here the source of the
+        trials keeps records of its own."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Part of Tune's interface, which does nothing here, because the source of the trials continues from its own
-        records."""
+        """Does nothing. Tune's interface has this method to load the state of a searcher that :meth:`save` has written,
+        but here the source of the trials continues from records of its own."""
 
 
 class Interrupted(Exception):
@@ -168,16 +169,17 @@ class Interrupted(Exception):
 
 
 class SourceStopper(Stopper, tune.Callback):
-    """The object that passes the messages and deaths of trials from Ray Tune to the source of the trials, and tells
-    Tune when a trial, or the whole search, must stop.
+    """Tells Ray Tune when a trial, or the whole search, must stop. To decide this, it passes the messages of the
+    trials to their source, the object that decides which trials run. It also tells the source when the process of a
+    trial has died.
 
-    Tune asks at each message whether the trial stops, and about ten times a second whether all trials do. All stop if
-    the source raises an exception, or if no trial could start for ``start_timeout`` seconds. If the event ``stopping``
-    is set, the file ``stop_file`` is created, which makes the trials end, and Tune stops when they have ended. After
-    the search, the attribute ``error`` is the exception that the caller must raise, or None.
+    Tune asks at each message whether the trial must stop, and about ten times a second whether all trials must. They
+    must if the source raises an exception, or if no trial could start for ``start_timeout`` seconds. When the event
+    ``stopping`` is set, the file ``stop_file`` is created, at which the trials end by themselves; Tune stops after
+    that. After the search, the attribute ``error`` is the exception that the caller must raise, or None.
 
-    ``searcher`` hands out the trials and has their source. ``bundles`` are the resources of one trial, for an error
-    message.
+    ``searcher`` is the object from which Tune gets the trials; its attribute ``source`` is their source. ``bundles``
+    are the resources of one trial, for an error message.
     """
 
     def __init__(

@@ -38,10 +38,11 @@ OPTIONS = ("step", "log", "when")
 class Parameter:
     """One key of the configuration that a sweep searches, with the values that it may take.
 
-    ``key`` is the dotted key. ``kind`` is one of :data:`RANGES`, which go from ``low`` to ``high`` (both included), or
-    of :data:`LISTS`, which have ``values``. ``step`` is the distance between the possible values of a range; None means
-    that it is continuous. ``log`` says that an ``int`` is drawn on a logarithmic scale. ``when`` has the conditions
-    under which the key is searched, as pairs of another key and the values that this other key may have.
+    ``key`` is the dotted key. If ``kind`` is "uniform", "loguniform" or "int", the key may take the values of a range,
+    from ``low`` to ``high`` (both included). If it is "choice" or "grid", the key may take those in the list
+    ``values``. ``step`` is the distance between the possible values of a range; with None it may take all real numbers,
+    or with "int" all whole numbers. ``log`` says that an "int" is drawn on a logarithmic scale. ``when`` has the
+    conditions under which the key is searched, as pairs of another key and the values that this other key may have.
     """
 
     key: str
@@ -126,11 +127,12 @@ class Space:
         return found
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
-        """Yields the values with which a sweep is checked before it starts, as dicts by dotted key: both ends of each
-        range and each value of each list, one key at a time.
+        """Yields the values with which a sweep is checked before it starts. For each searched key there are two dicts
+        (by dotted key), one with each end of its range, or else a dict with each value in its list.
 
-        All other keys keep their values in ``base``, the configuration, and are left out of the dict, unless a
-        condition of the searched key requires another value.
+        ``base`` is the configuration without searched values. All keys that a dict leaves out have their values there.
+        If the conditions of the searched key are not met in ``base``, the dict also has values of other keys with which
+        they are met. The searched key comes last.
         """
         for parameter in self.parameters:
             for value in parameter.values or (parameter.low, parameter.high):
@@ -171,8 +173,9 @@ def read_space(described: Mapping[str, Any], where: str = "") -> Space:
     """Reads one space of a space file and returns it as a :class:`Space`. ``described`` maps each searched key to a
     description of its values, such as ``{"train.lr": {"loguniform": [0.01, 1]}}``.
 
-    A description has one of ``uniform``, ``loguniform``, ``int``, ``choice`` and ``grid``, and may have ``step``,
-    ``log`` and ``when``. Raises :class:`UserError` with one line that begins with ``where`` if a description is wrong.
+    A description has one of the keys ``uniform``, ``loguniform``, ``int``, ``choice`` and ``grid``, and may have
+    ``step``, ``log`` and ``when`` too (:class:`Parameter` says what they mean). Raises :class:`UserError` if a
+    description is wrong. Its message begins with ``where``, a text that says which space of which sweep it is.
     """
     if not isinstance(described, Mapping) or not described:
         raise UserError(f"{where}: give at least one key to search, as in algorithm.mu: {{loguniform: [0.001, 1]}}")

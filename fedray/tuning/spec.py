@@ -107,9 +107,10 @@ class SweepSpec:
         return below(self.tune.output, *self.name.split("/")) if is_uri(self.tune.output) else None
 
     def output_keys(self, folder: Path) -> dict[str, Any]:
-        """Returns the configuration keys with which a run makes its run folder in ``folder``, a folder within the
-        sweep's: ``run.output``, and ``run.working_copy`` if the sweep has a URI. Such a run sends its results to the
-        URI itself, because it may be on another node than the sweep."""
+        """Returns the settings that make a run create its run folder in ``folder``, which is a folder within the
+        sweep's folder. They are a dict with the key ``run.output``, and with ``run.working_copy`` if the sweep has a
+        URI. In that case the run, not the sweep, sends the run's results to the URI, because the run may be on another
+        node than the sweep."""
         if self.uri is None:
             return {"run.output": str(folder)}
         parts = folder.relative_to(self.folder).parts
@@ -138,9 +139,10 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     each of its environments (combinations of values for which a separate sweep is made).
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
-    be a sweep's folder, or a folder that holds folders of sweeps, or the URI of one; then the sweeps are read from the
-    files sweep.yaml there. ``overrides`` are texts ``key=value`` for the base or for ``tune.*``; a key that they set is
-    not searched. Raises :class:`UserError` if there is a mistake in the file or the overrides.
+    be the folder of a sweep, or a folder that holds several of these, by its path or its URI. Then the sweeps are read
+    from the files sweep.yaml there. ``overrides`` are texts ``key=value`` that replace keys of the base configuration
+    or of ``tune.*``; a key that they set is not searched. Raises :class:`UserError` if there is a mistake in the file
+    or the overrides.
     """
     overrides = list(overrides)
     if isinstance(space, str) and is_uri(space):

@@ -123,11 +123,13 @@ class Study:
         return AskedTrial(trial.number, values)
 
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
-        """Records how good the running trial ``number`` is so far: the intermediate ``value`` of the objective at each
-        of ``steps``. Returns whether the trial should be pruned (stopped early).
+        """Records how good the running trial ``number`` is so far. Returns whether the trial should be pruned (stopped
+        early).
 
-        A step is a twentieth of a run. The steps of all runs of a trial are counted together, and the pruner compares
-        trials at equal steps. Steps that are recorded already keep their values.
+        ``value`` is the present value of the objective, the mean over the trial's runs so far. ``steps`` are the steps
+        that the trial has reached since the last report; ``value`` is recorded for each of them. A step is a twentieth
+        of a run. Steps are counted on over all runs of a trial (21 is the first step of the second run), and the pruner
+        compares trials at equal steps. Steps that are recorded already keep their values.
         """
         trial = self._running[number]
         # a trial that continued from a checkpoint may report steps that are recorded already
@@ -179,8 +181,9 @@ class Study:
         return trials + sum("retries" in trial.user_attrs for trial in self.trials)
 
     def left(self, trials: int) -> int:
-        """Returns how many trials of a sweep still have to be started if the user asked for ``trials`` trials. Trials
-        that were interrupted count, because they are started again."""
+        """Returns how many trials of a sweep still have to be started if the user asked for ``trials`` trials. The
+        result includes failed trials that were queued again, and trials that were running when an earlier process of
+        the sweep ended, because they are started again."""
         begun = len(self.trials) - self.count(TrialState.WAITING)
         return max(0, self.wanted(trials) - begun) + len(self._interrupted)
 

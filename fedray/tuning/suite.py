@@ -99,9 +99,9 @@ class Suite:
         and perhaps that of the baseline's best trial a second time, with the public samples distributed among its
         clients.
 
-        Public samples belong to no client. The second configuration of the baseline is there if they are held out
-        because the server of some algorithm trains on them, and the baseline does not use them. With it the baseline
-        trains on the same labelled samples as that algorithm.
+        Public samples are those on which the server of some algorithms trains. If the suite has such an algorithm, and
+        the public samples are taken out of the clients' samples, a baseline that does not use them trains on fewer
+        samples. In its second configuration it trains on the same labelled samples as that algorithm.
         """
         finals, base = [Final(spec) for spec in self.specs], self.baseline.base
         is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
@@ -209,8 +209,9 @@ class _Common:
     overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Returns whether the space file of an algorithm may decide ``key``: it is a hyper-parameter of the algorithm
-        or of an optimizer, and the suite neither sets nor searches it."""
+        """Returns whether the suite leaves ``key``, a dotted key, to the space file of each algorithm, which may then
+        set or search it. This is so if the key is a hyper-parameter of an algorithm or of an optimizer, and if the
+        suite's file and the command line neither set nor search it."""
         is_of_algorithm = key.startswith("algorithm.") or key in OF_OPTIMIZERS
         return is_of_algorithm and not any(key in keys for keys in (self.base, self.space, self.overrides))
 

@@ -59,23 +59,24 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     """Computes the table of a suite (a comparison of algorithms): a DataFrame with a row for each of ``rows``, the best
     first.
 
-    ``baseline`` is the label of the row with which the others are compared. ``target`` is the value of the metric for
-    which the table shows what it costs to reach it. None means the mean accuracy of the baseline, or, if the baseline
-    has none, the worst mean of all rows.
+    ``baseline`` is the label of the row with which the others are compared; None means that there is no such row. The
+    table shows what it costs to reach ``target``, a value of the metric. None means the mean accuracy of the baseline,
+    or, if there is no baseline or it has none, the worst mean of all rows.
 
     Runs that diverged are counted, but do not enter any mean, because they have no final accuracy and no cost of a
     whole run. Columns, in addition to the facts of each row:
 
     - ``algorithm``: the label of the row.
     - ``seeds``: how many runs there are; ``seeds_diverged``: how many of them diverged.
-    - ``accuracies``: the final accuracies of the runs that ended, as a tuple; ``accuracy``, ``margin``: their mean and
-      half the width of its 95 % interval.
-    - ``bytes``, ``rounds``: the cost of a whole run, as means over the runs that ended.
-    - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: the cost of reaching it, as a
-      median over the runs; ``rounds_bound``, ``bytes_bound``: lower bounds of these costs where they are infinite
-      (:func:`~fedray.results.outcomes.to_reach`).
+    - ``accuracies``: the final accuracies of the runs that did not diverge, as a tuple; ``accuracy``, ``margin``: their
+      mean and half the width of its 95 % interval.
+    - ``bytes``, ``rounds``: the cost of a whole run, as means over the runs that did not diverge.
+    - ``target``: the target; ``reached``: how many runs reached it.
+    - ``rounds_to``, ``bytes_to``: the cost of reaching the target, as a median over all runs, in which a run that did
+      not reach it counts as infinite; ``rounds_bound``, ``bytes_bound``: if this median is infinite, a lower bound of
+      it (:func:`~fedray.results.outcomes.to_reach`).
     - ``differences``, ``difference``, ``difference_margin``, ``p``: the comparison with the baseline, over the seeds
-      whose runs ended in both rows (:func:`~fedray.results.outcomes.difference`); ``p_holm``: ``p`` with Holm's
+      with which neither row's run diverged (:func:`~fedray.results.outcomes.difference`); ``p_holm``: ``p`` with Holm's
       correction over all rows.
 
     Rows are sorted by :func:`~fedray.results.outcomes.order_of`.

@@ -42,9 +42,9 @@ def suite_table(suite: Suite) -> pd.DataFrame:
     """Returns the results of a suite (a comparison of algorithms) as a DataFrame with exact numbers: a row for each
     algorithm's best trial, which ran again on seeds that no trial had used. The best row comes first.
 
-    :func:`fedray.tuning.suite_rows.compare_rows` describes its columns, and :func:`suite_rows` further ones. The
-    target, the metric value whose cost is shown, is the last of run.targets, or the mean accuracy of the baseline if
-    there are none.
+    :func:`fedray.tuning.suite_rows.compare_rows` describes its columns, and :func:`suite_rows` further ones. The table
+    also shows what it cost each algorithm to reach a target. This is the last value of run.targets, or, if that key is
+    not set, the mean accuracy of the baseline, or, if the baseline has none either, the worst mean of all rows.
     """
     return _compared(suite, suite_rows(suite))
 
@@ -55,19 +55,20 @@ def _compared(suite: Suite, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def suite_rows(suite: Suite) -> list[Row]:
-    """Returns the runs and facts from which the table of a suite (a comparison of algorithms) is computed: a
+    """Returns that from which the table of a suite (a comparison of algorithms) is computed. It is a list with a
     :class:`Row` for each configuration that runs on fresh seeds, which no trial has used (``suite.finals``).
 
     If an algorithm's server trains a representation model (as in pFedMo), a further row shows the results of this model
-    alone, in the same runs. The facts of a row are:
+    alone, in the same runs. Each row has facts, which become further columns of the table:
 
-    - ``trials``: how many trials were begun; ``complete``, ``pruned``, ``diverged``, ``failed``: how many of them ended
-      in this way.
+    - ``trials``: how many trials of the sweep were begun; ``complete``, ``pruned``, ``diverged``, ``failed``: how many
+      of them ended in this way.
     - ``seeds_asked``: the number of fresh seeds.
-    - ``winner``: the number of the best trial; ``validation``: its value of the objective, which is left out for a
-      configuration with changed keys.
-    - ``with``: its sampled values, and those optimizer hyper-parameters whose values differ between the algorithms.
-    - ``parameters``: the number of parameters of its model; ``weighting``: how its clients are weighted;
+    - ``winner``: the number of the best trial; ``validation``: the objective's value in this trial. The second is left
+      out for a configuration with changed keys, and for a representation model.
+    - ``with``: a text with the best trial's sampled values, and with those of the optimizers' hyper-parameters that
+      differ between the algorithms.
+    - ``parameters``: the number of parameters of the model; ``weighting``: how clients are weighted (train.weighting);
       ``public_samples``: how many public samples were trained on (:func:`~fedray.results.unequal.public_samples`).
     """
     rows = []
@@ -116,8 +117,9 @@ def suite_for_people(suite: Suite) -> tuple[pd.DataFrame, str]:
     """Returns the table of a suite (a comparison of algorithms) in a readable form, and the paragraph under the table,
     which explains its numbers.
 
-    The table has a row for each row of :func:`suite_table`, and titles as columns. Accuracies are in percent and bytes
-    in megabytes, and intervals stand beside their means, as in ``91.20 ± 0.35``.
+    The table has a row for each row of :func:`suite_table`. Its columns are named for readers, such as
+    ``rounds to it (median)`` instead of ``rounds_to``. Accuracies are in percent and bytes in megabytes, and intervals
+    stand beside their means, as in ``91.20 ± 0.35``.
     """
     rows = suite_rows(suite)
     return _with_notes(suite, rows, _compared(suite, rows))

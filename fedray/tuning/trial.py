@@ -25,9 +25,9 @@ class Assignment(NamedTuple):
     """A trial (one choice of values in a sweep) in the form in which it is sent to the process that runs it.
 
     ``key`` is the trial's name among those of the sweep or suite that it comes from. ``runs`` has a configuration
-    (dotted keys) for each seed. ``budget`` is how much of ``axis`` (rounds, bytes or flops) a whole run takes, and a
-    twentieth of it is a step. ``objective`` is the metric to be optimised; after each step the trial reports the next
-    round in which it was evaluated.
+    (dotted keys) for each seed. ``objective`` is the metric to be optimised. ``budget`` is how much of ``axis``
+    (rounds, bytes or flops) a whole run takes, and a twentieth of it is a step. Whenever a run has reached a further
+    step, the trial reports the first round from there on in which the objective was evaluated.
     """
 
     key: str
@@ -38,12 +38,13 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A message that a running trial sends to its source, the object that decides which trials run: a round of one of
-    the trial's runs was evaluated.
+    """A message that a running trial sends to its source, the object that decides which trials run. It reports a round
+    of one of the trial's runs, in which the objective was evaluated.
 
-    ``run`` is the position of the run among the trial's runs, from 0. ``steps`` are the steps (twentieths of the run)
-    that this round was the first to reach. ``row`` is the round's row of metrics.csv. ``is_last`` marks the last round
-    of the trial's last run.
+    ``run`` is the position of the run among the trial's runs, from 0. ``steps`` are the numbers of the steps
+    (twentieths of the run, from 1) that the run has reached since its previous message, or, in the run's first message
+    after a restart of the trial, of all steps that it has reached. ``row`` is the round's row of metrics.csv, with a
+    value for each column. ``is_last`` marks the last round of the trial's last run.
     """
 
     run: int
@@ -68,9 +69,10 @@ class RunEnd(NamedTuple):
 class TrialEnd(NamedTuple):
     """The last message of a trial: the trial has ended.
 
-    ``error`` says why the trial failed, and is None if it did not fail. ``interrupted`` says that the user stopped the
-    program, or that the trial's results could not be sent to where ``tune.output`` is (``error`` then says so); the
-    trial has a checkpoint, from which it continues when the program is started again.
+    If ``interrupted`` is true, the trial is not finished, and continues from its checkpoint when the program is started
+    again. This happens if the user stopped the program (``error`` is then None), or if the results of a run could not
+    be sent to the URI in ``tune.output`` (``error`` then says so). If ``interrupted`` is false, ``error`` says why the
+    trial failed, and is None if it did not fail.
     """
 
     error: str | None = None
@@ -87,15 +89,16 @@ Reporter = Callable[[Message], bool]
 def run_trial(
     assignment: Assignment, custom: CustomObjects, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
-    """Makes the runs of a trial one after another, in this process, and returns the trial's last message.
-    ``assignment`` has the configurations of the runs.
+    """Makes the runs of a trial one after another, in this process, and returns a :class:`TrialEnd`, which says how the
+    trial ended. ``assignment`` has the configurations of the runs.
 
-    ``custom`` has the data set and the user's objects, with which all runs are made. ``report`` is called with the
-    other messages of the trial, and the trial ends if it returns True. ``interrupted`` is called after every round; if
-    it returns True, the trial ends there and keeps its checkpoint.
+    ``custom`` has the data set and the user's objects, with which all runs are made. ``report`` is called with a
+    :class:`Round` whenever a run has reached a further step, and with a :class:`RunEnd` at the end of each run. If it
+    returns True, the trial is stopped for good. ``interrupted`` takes no arguments and is called after rounds. If it
+    returns True, the trial stops there and keeps its checkpoint, so that it can be continued.
 
-    A run that is finished already is only reported, and a run that was interrupted continues from its checkpoint. Runs
-    that will not be continued delete their checkpoints.
+    A run that was finished before is not made again, but its end is reported. A run that was interrupted continues from
+    its checkpoint. The checkpoints of runs that will not be continued are deleted.
     """
     from fedray.api import run_experiment
 

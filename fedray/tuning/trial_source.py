@@ -39,8 +39,9 @@ class TrialSource(Protocol):
         """Called when the process of the running trial ``key`` died with ``error``, so that the source can prepare for
         the trial's restart.
 
-        The trial continues from its last checkpoint. It repeats its messages since that checkpoint, and the ends of
-        runs that had ended. The source must not count these messages twice.
+        The trial continues from its last checkpoint. So it sends some messages a second time: those that it had sent
+        after that checkpoint, and the :class:`~fedray.tuning.trial.RunEnd` of each run that had ended before. The
+        source must not count these messages twice.
         """
 
     def trial_failed(self, key: str, error: str) -> None:

@@ -148,5 +148,5 @@ def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
 
 def format_values(values: Mapping[str, Any]) -> str:
     """Returns the sampled values of a trial as one line for the user, as in ``train.lr=0.03162, train.local_steps=5``.
-    Numbers with fractions have four digits. ``values`` has them by dotted key."""
+    ``values`` maps each dotted key to its value. Floats are rounded to four significant digits."""
     return ", ".join(f"{k}={value:.4g}" if isinstance(value, float) else f"{k}={value}" for k, value in values.items())

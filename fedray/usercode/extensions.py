@@ -17,16 +17,17 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> str:
-    """Checks how a config names an object, without importing anything, and returns the name.
+    """Checks, without importing anything, whether the value of a config's key properly names an object, such as a
+    model. Returns the name.
 
     Args:
-        entry: The name, or a mapping with the key ``name`` and options.
-        key: The config's key that has the entry, for messages.
+        entry: The value: a name, or a mapping with the key ``name`` and options.
+        key: The config's key, for messages.
         known: The objects that come with fedray, by name.
 
     Raises:
-        UserError: The name is neither in ``known`` nor has the form of a user-defined object, or its file can't be
-            read.
+        UserError: There is no name, or the name is neither in ``known`` nor of the form of a user-defined object
+            (``file.py:Name`` or ``module:Name``), or the object's file can't be read.
     """
     name = entry if isinstance(entry, str) else entry.get("name")
     if not isinstance(name, str):

@@ -47,8 +47,8 @@ def library_digest(module: str, name: str) -> bytes:
     """Returns a digest (32 bytes) of an object that a library defines, for use in a digest of the user's code that
     refers to it. ``name`` is the object's name, and ``module`` that of its module.
 
-    The digest covers these names. If runs do not record the library's version, it also covers the content of the
-    module's file, so that it changes with the version.
+    The digest covers the two names. For a library whose version is not recorded in each run (one that is not in
+    :data:`RECORDED`) it also covers the content of the module's file, so that it changes with the version.
     """
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
     return sha256_of(module, name, _content(module) if unrecorded else b"")
@@ -64,9 +64,10 @@ def source_digest(modules: Iterable[str], package: str = "", names: Collection[s
     """Returns a digest (32 bytes) of the source code of ``modules`` and of the modules that they import, without
     importing anything.
 
-    Only the user's modules count, without comments, line breaks and docstrings. A name in ``modules`` may also be that
-    of a submodule of ``package``, without the package's name. ``names`` are further names that the code uses: if a
-    package counts, so do its submodules of these names.
+    The digest covers only modules that are the user's, without comments, line breaks and docstrings. A name in
+    ``modules`` may also be that of a submodule of ``package``, without the package's name. ``names`` are names that may
+    be submodules, such as the ``b`` in code that uses ``a.b``: if ``a`` is a package whose code the digest covers, its
+    submodules with these names are covered too.
     """
     found: dict[str, str] = {}
     left = [each for name in modules for each in (name, f"{package}.{name}")]

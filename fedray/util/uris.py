@@ -86,8 +86,9 @@ def is_folder(uri: str, folder: Path) -> bool:
 
 
 def cache_name(uri: str) -> Path:
-    """Returns the path of a copy of what is at ``uri``, relative to a folder of the user's cache. URIs with different
-    options after the ``?`` have different paths, because they may mean different storages."""
+    """Returns the relative path under which a copy of what is at ``uri`` is kept on this machine, in a folder that the
+    caller chooses. URIs with different options after the ``?`` have different paths, because they may mean different
+    storages."""
     parts = urlsplit(uri)
     # the same bucket behind another address is another bucket
     place = parts.scheme + ("-" + hashlib.sha256(parts.query.encode()).hexdigest()[:8] if parts.query else "")

@@ -21,12 +21,13 @@ class Partitioner(NamedTuple):
     """A way to partition samples among clients, which users choose by ``data.partition.kind``.
 
     Args:
-        split: the function that makes the partition. It is called as ``split(labels, clients, rng, **arguments)`` with
-            the samples' classes, int64 [n], the number of clients and a NumPy generator, and returns a sorted int64
-            array of sample indices for each client. ``arguments`` are those of the following that its signature names:
-            options that the user has set, named like the keys in the section ``data.partition``; ``classes``, the
-            number of classes; ``owners`` int64 [n], the clients that come with the data, or None; ``note`` and
-            ``warn``, functions that show a line to the user.
+        split: the function that makes the partition. It is called as ``split(labels, clients, rng, **arguments)``,
+            where ``labels`` int64 [n] has the class of each sample, ``clients`` is the number of clients, and ``rng``
+            is a NumPy generator. It returns a list with a sorted int64 array of sample indices for each client. A
+            function gets only those of the following ``arguments`` that it has as keyword-only parameters:
+            ``samples_per_client`` and the options in the section ``data.partition``, if the user has set them;
+            ``classes``, the number of classes; ``owners`` int64 [n], the client of each sample if the data come with
+            clients, or else None; ``note`` and ``warn``, functions that show a line to the user.
         about: what the function does, in a line.
         by_class: whether the function uses the samples' classes, which not every task has.
 

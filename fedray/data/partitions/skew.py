@@ -104,9 +104,9 @@ def label_skew(
     n / ``clients``, rounded down. ``assign`` says how a client's classes are chosen: ``random`` draws them uniformly,
     as in pFedMo's paper; ``balanced`` gives client i the class i mod ``classes`` and draws the others, as NIID-Bench
     does. ``on_empty`` says what happens if a class has too few samples: with ``shrink`` all clients get fewer samples,
-    with ``fill`` a client takes more of its other classes, and ``error`` raises :class:`UserError`, as an impossible x
-    does. ``warn`` is called with a line for the user if classes or samples are not used. Returns the sorted indices of
-    each client's samples.
+    with ``fill`` a client takes more of its other classes, and with ``error`` :class:`UserError` is raised. It is also
+    raised if x is None or impossible, or if there are not enough samples. ``warn`` is called with a line for the user
+    if classes or samples are not used. Returns the sorted indices of each client's samples.
     """
     x = classes_per_client
     if x is None:

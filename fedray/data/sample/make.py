@@ -31,7 +31,8 @@ def main(root: str) -> None:
 
 
 def idx_file(array: np.ndarray) -> bytes:
-    """Returns the bytes of a gzipped idx file that holds ``array``, uint8 of any shape. They contain no time stamp."""
+    """Returns the bytes of a gzipped idx file (the file format of MNIST) that holds ``array``, uint8 of any shape.
+    There is no time stamp in it, so equal arrays give equal bytes."""
     buffer = io.BytesIO()
     with gzip.GzipFile("", "wb", compresslevel=9, fileobj=buffer, mtime=0) as file:
         file.write(bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes())

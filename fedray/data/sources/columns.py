@@ -58,8 +58,8 @@ class Columns:
 
     @property
     def keys_set(self) -> list[str]:
-        """The settings by which the user has named columns: those of ``target_key``, ``client_key`` and ``inputs_key``
-        that do not have their default."""
+        """The settings by which the user has named columns, as a list of their names: ``target_key`` if ``target`` is
+        not the default, and ``client_key`` and ``inputs_key`` if ``client`` and ``inputs`` are not None."""
         changed = {
             self.target_key: self.target != TARGET_COLUMN,
             self.client_key: self.client is not None,
@@ -170,12 +170,17 @@ def held_out(count: int, groups: Any = None) -> np.ndarray:
 
 
 def divide(count: int, clients: Any, where: Any, lacks: str) -> tuple[np.ndarray, str]:
-    """Chooses test rows for a table without a test set: every fifth row, or every fifth row of each client.
+    """Chooses test rows for a table without a test set: every fifth row of each client, or simply every fifth row if
+    the table has no clients.
 
-    ``count`` is the number of rows. ``clients`` has the client of each row, or is None. Returns booleans [count], which
-    are true for the test rows, and a warning that tells the user about this choice. Messages call the data ``where``,
-    and the warning says that there is no ``lacks``, such as ``test set``. Raises :class:`UserError` if there are too
-    few rows for a single test row.
+    Returns booleans [count], which are true for the test rows, and a warning that tells the user about this choice.
+    Raises :class:`UserError` if there are too few rows for a single test row.
+
+    Args:
+        count: the number of rows.
+        clients: the client of each row, or None if the table has no clients.
+        where: what messages call the table.
+        lacks: what the warning calls the missing test set, after "no", such as ``test set``.
     """
     tests = held_out(count, clients)
     if not tests.any():

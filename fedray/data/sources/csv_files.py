@@ -33,7 +33,8 @@ EXACT: dict[str, Any] = {} if PANDAS > (3, 0) else {"float_precision": "round_tr
 def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGNORED) -> Source:
     """Loads the user's tables from csv files. In a table each row is a sample.
 
-    Raises :class:`UserError`, which names the file and, where possible, the column and the row.
+    Raises :class:`UserError` if a file or a column is missing, or holds something that can't be used. The message names
+    the file and, where possible, the column and the row.
 
     Args:
         root: a folder with ``train.csv`` and ``test.csv``, or a single csv file. In a single file every fifth row is a

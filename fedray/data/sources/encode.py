@@ -126,7 +126,8 @@ def names_of(where: str, key: str, values: Any) -> list[Any]:
     """Returns the different names that occur in an array of labels or clients, in the order in which they are numbered.
 
     This is the order of the pandas categories, if there are any. Otherwise false comes before true, and all other names
-    are sorted. Raises :class:`UserError` for a missing value, and for categories that are the same text.
+    are sorted. Raises :class:`UserError` for a missing value, and for two categories that look the same when written as
+    text, such as 1 and "1".
 
     Args:
         where: the beginning of error messages.
@@ -160,7 +161,8 @@ def array_or_categories(where: str, key: str, values: Any) -> Any:
 
 
 def are_names(values: Any) -> bool:
-    """Returns whether labels or clients are names, which have to be numbered, and not numbers already.
+    """Returns whether ``values``, which are labels or clients, are names. Names have to be turned into numbers; labels
+    and clients that are numbers already do not.
 
     ``values`` is an array or a pandas column. Texts, dates, booleans and pandas categories are names.
     """

@@ -16,19 +16,19 @@ _STORED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtyp
 
 
 def read_features(where: str, name: str, x: Any, samples: int) -> Any:
-    """Converts the inputs of samples, as a user or a source gives them, to arrays ``[n, ...]`` of types that fedray
-    uses.
+    """Converts the inputs of all samples of a set, as the user or a source gives them, to arrays ``[n, ...]`` of the
+    types that fedray stores.
 
-    Returns the arrays in the structure of ``x``: one array, or a tuple or dict of arrays. Floats become float32 and
-    complex numbers complex64; uint8, other whole numbers and booleans keep their values. A ``LazyItems``, which reads
-    inputs from a Dataset only when they are used, is returned unchanged. Raises :class:`UserError`, which names array
-    and row, for anything that can't be used, such as NaN.
+    Returns one array, or a tuple or dict of arrays if ``x`` is one. Floats become float32, and complex numbers
+    complex64. Booleans and whole numbers are not changed, except that uint16 becomes int32, and uint32 and uint64
+    become int64. A ``LazyItems``, which reads inputs from a Dataset only when they are used, is returned unchanged.
+    Raises :class:`UserError` for anything that can't be used, such as NaN; the message names the array and the row.
 
     Args:
         where: the beginning of error messages.
         name: what error messages call the inputs, such as ``x_train``.
-        x: the inputs. A dict holds the model's named inputs. A tuple holds its positional inputs, unless it has
-            ``samples`` elements: then each element is a sample.
+        x: the inputs. A dict holds the model's named inputs, and a tuple its positional inputs. But in a tuple with
+            ``samples`` elements each element is a sample.
         samples: the number of samples.
     """
     if form_of(x) is not x:

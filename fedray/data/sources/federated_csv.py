@@ -33,10 +33,11 @@ least :data:`SPARSE_MORE`. Gaps alone are no mistake, because some classes do no
 
 
 class Published(NamedTuple):
-    """The known facts about a published federated split of photographs, with which the user's copy is compared.
+    """Describes a data set of photographs that was published with a list of which user took which photograph.
 
-    ``photographs`` is the web address of the photographs. ``users``, ``images`` and ``classes`` are their numbers in
-    the split's list of training images.
+    ``photographs`` is the web address of the photographs. ``users``, ``images`` and ``classes`` say how many users,
+    images and classes are in the published list of training images. The user's copy of the list must have the same
+    numbers.
     """
 
     photographs: str

@@ -17,14 +17,15 @@ from fedray.util.files import in_home, move_whole
 
 
 class Layout(NamedTuple):
-    """One way in which the files of a data set can be arranged on a disk: all of them are in one of several folders.
+    """One way in which the files of a data set can be arranged on a disk. All ``files`` must be in the same folder,
+    which may be any of ``folders``.
 
     Args:
         folders: the folders that may hold the files, as paths below the folder in which the user keeps the data set.
         files: the files, as paths below one of ``folders``, or patterns such as ``*.txt``. They may also be gzipped
             (``.gz``).
-        related: a pattern for files of other parts of the data set, or "". If only such files are found, a message
-            lists them.
+        related: a pattern for the names of files that belong to other parts of the data set, such as another variant,
+            or "" if there are none. If only such files are found, the error message lists them.
     """
 
     folders: tuple[str, ...]
@@ -137,9 +138,10 @@ def find_files(
 def look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
     """Searches the folder ``place`` for the files of a data set, and returns their paths.
 
-    ``layouts`` are the ways in which the files may be arranged. The one of which most files are there is used, or the
-    first of several that are equal in this. Raises :class:`PartlyThere`, with ``hint`` in its message, if only some of
-    its files are there, or only other parts of the data set, and another :class:`UserError` if there is nothing of it.
+    ``layouts`` are the ways in which the files may be arranged. The layout of which the most files are there is used,
+    or the first of several with equally many. Raises :class:`PartlyThere`, with ``hint`` in its message, if only some
+    files of this layout are there, or only files of other parts of the data set (:attr:`Layout.related`). Raises
+    another :class:`UserError` if no file of the data set is there.
     """
     found = [
         (layout, Found(place / folder, tuple(_matching(place / folder, file) for file in layout.files)))

@@ -37,10 +37,11 @@ ON_HUB = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"
 
 
 class Found(NamedTuple):
-    """The sets of a Hugging Face data set that were found: ``sets`` has each ``datasets.Dataset`` by its name, such as
-    ``train``.
+    """A Hugging Face data set that was found on the disk or on the hub.
 
-    ``stamps`` are values that show whether the files that hold the sets have changed. They are None for sets in memory.
+    ``sets`` maps the name of each set, such as ``train``, to its ``datasets.Dataset``. ``stamps`` is a list with the
+    paths, sizes and times of the files that hold the sets, which shows later whether a file has changed. It is None for
+    sets in memory.
     """
 
     sets: dict[str, Any]
@@ -66,7 +67,7 @@ def hf(
             hub.
         columns: the columns that hold the targets, the clients and the inputs.
         kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
-        ignored: the target of tokens that do not count (``task.ignore_index``).
+        ignored: the target value of those tokens that losses and metrics leave out (``task.ignore_index``).
         image_size: the height and width in pixels to which images are scaled; None keeps their size.
         access: where samples are read from (``data.access``). With ``lazy`` a row is read only when it is used.
     """

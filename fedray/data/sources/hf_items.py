@@ -64,12 +64,12 @@ def fields_of(
     where: str = "",
     stamps: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """Turns a training and a test set of Hugging Face into the fields of a :class:`Source`, by name, not yet checked.
+    """Reads a training and a test set of Hugging Face. Returns a dict of fields of a :class:`Source`, by field name.
 
-    The fields are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, where they exist, ``client_train``,
-    ``client_test``, ``class_names`` and ``classes``. Inputs are arrays, or a :class:`LazyItems`, which reads a row only
-    when it is used: for images, for inputs that take much memory, and if ``access`` is ``lazy``. Raises
-    :class:`UserError`, which names column and row, for anything that can't be used.
+    The values are not yet checked. The fields are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, where they
+    exist, ``client_train``, ``client_test``, ``class_names`` and ``classes``. Images, inputs that take much memory, and
+    all inputs if ``access`` is ``lazy`` become a :class:`LazyItems`, which reads a row only when it is used; other
+    inputs become arrays. Raises :class:`UserError`, which names column and row, for anything that can't be used.
 
     Args:
         sets: the two Datasets under the names ``train`` and ``test``, in this order.
@@ -78,7 +78,7 @@ def fields_of(
         access: where samples are read from (``data.access``).
         image_size: the height and width in pixels to which images are scaled; None keeps their size.
         where: what error messages put before the names of the sets.
-        stamps: values that change with the files that hold both sets, or None if the sets are not in files.
+        stamps: a list that differs if the files of the sets have changed; None if the sets are not in files.
     """
     given: dict[str, Any] = {}
     inputs: Sequence[str] = ()
@@ -109,9 +109,10 @@ def fields_of(
 
 
 def read_column(dataset: Any, column: str, name: str) -> np.ndarray:
-    """Reads a column of a Hugging Face Dataset into an array, ``[n]`` or ``[n, ...]`` (:func:`column_array`).
+    """Reads the column with the name ``column`` of a Hugging Face Dataset into an array.
 
-    ``column`` is the name of the column. Error messages call the Dataset ``name``.
+    The array is ``[n]``, or ``[n, ...]`` for a column of sequences. Raises :class:`UserError` for a missing value, or
+    if :func:`column_array` can't convert the column. Error messages call the Dataset ``name``.
     """
     return column_array(_as_arrow(dataset, [column])[:][column], f"{name}: column {column!r}")
 
@@ -176,8 +177,8 @@ class Rows:
         inputs: the names of the columns that make x.
         size: the height and width in pixels to which images are scaled; None if all have the same size and keep it.
         name: what error messages call the Dataset.
-        stamps: values that change with the files and the choice of rows. :meth:`digest` then hashes the rows only once;
-            with None it does so on every call.
+        stamps: a list that differs if the Dataset's files, or the choice of rows from them, have changed. With it
+            :meth:`digest` hashes the rows only once for the same list; with None it hashes them on every call.
     """
 
     parallel = True
@@ -241,8 +242,8 @@ class Rows:
 
     @cached_property
     def opened(self) -> Any:
-        """The Hugging Face Dataset itself, whose slices are Arrow tables. A process to which this object was sent opens
-        the Dataset's files at the first use."""
+        """The Hugging Face Dataset, reduced to the input columns. Its slices, such as ``opened[0:10]``, are Arrow
+        tables. In another process, to which this object was sent, the first use opens the Dataset's files."""
         if hasattr(self, "table"):
             return self.table
         try:
@@ -299,6 +300,6 @@ class Rows:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape ``(3, height, width)`` of the images in each column of which this process has read an image, by
-        column name."""
+        """Maps the name of a column of images to their shape ``(3, height, width)``. A column is added when this
+        process reads its first image, and all later images must have the same shape."""
         return {}

@@ -32,8 +32,10 @@ Images = Mapping[str, Sequence[Path]]
 
 
 class LeftOut(NamedTuple):
-    """A file or folder among the user's images. ``kind`` says why it is not used, such as ``.txt`` (another type of
-    file) or ``hidden``; it is "" for an image, which is used."""
+    """A file or folder that was found among the user's images, and why it is left out.
+
+    ``kind`` is the reason, such as ``.txt`` (it is another type of file) or ``hidden``. During the search there is also
+    an object for each image that is used; its ``kind`` is ""."""
 
     path: Path
     kind: str

@@ -34,9 +34,9 @@ def is_image(path: Path) -> bool:
 class ImageFiles:
     """A torch-like Dataset of the image files ``paths``, which are below the folder ``root``.
 
-    An item is a pair: the image, uint8 ``[3, size, size]`` (red, green, blue), and its entry of ``targets``, int64 [n].
-    An image is scaled until it just covers the square, and cropped around the middle. Several threads may read items at
-    the same time (``parallel``).
+    Item i is a pair: image i as uint8 ``[3, size, size]`` (red, green, blue), and its label ``targets[i]``. ``targets``
+    is int64 [n]. An image is scaled until it just covers the square, and cropped around the middle. Several threads may
+    read items at the same time (``parallel``).
     """
 
     parallel = True

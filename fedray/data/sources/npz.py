@@ -31,7 +31,7 @@ def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
     Args:
         root: the path of the file; required.
         kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
-        ignored: the target of tokens that do not count (``task.ignore_index``).
+        ignored: the target value of those tokens that losses and metrics leave out (``task.ignore_index``).
     """
     if root is None:
         raise UserError("data.source=npz needs data.root: the path of the .npz file")

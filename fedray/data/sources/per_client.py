@@ -27,15 +27,20 @@ class Pairs(NamedTuple):
 def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
     """Joins the data of all clients into one set, if a user hands over a list with one element for each client.
 
-    An element is a Dataset, or a pair of arrays (x, y). Returns the training set and the test set: a list of Datasets
-    becomes a :class:`Joined`, and a list of pairs a :class:`Pairs`. Other data are returned unchanged. Raises
-    :class:`UserError` for a list of tables, which the user has to join; for a DataLoader and other objects that are
-    neither arrays nor data sets; for a Dataset among arrays; for pairs of arrays that could also be single samples; and
-    for lists of different numbers of clients.
+    Each element of such a list is a Dataset, or a pair of arrays (x, y). Returns the training set and the test set. A
+    list of Datasets becomes a :class:`Joined`, a list of pairs becomes a :class:`Pairs`, and anything else is returned
+    unchanged. Raises :class:`UserError` for
+
+    * a list of tables (DataFrames with labels, or Hugging Face Datasets), which the user has to join,
+    * a DataLoader, and a list with an element that is neither an array nor a Dataset,
+    * two or three elements of which some are arrays and some are Datasets,
+    * a list of pairs that may be single samples as well as the data of clients, and
+    * a training and a test set that are lists for different numbers of clients.
 
     Args:
         data, test: the training and the test set, each as the user hands it over.
-        label_column: the name of the column with the labels, by which DataFrames in a list are known to be tables.
+        label_column: the name of the column with the labels. A list of DataFrames that all have this column is a list
+            of tables.
     """
     both = [data, test]
     for place, name in enumerate(("data", "test")):
@@ -56,10 +61,10 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
 
 
 def is_arrays(data: Any) -> bool:
-    """Returns whether a training or test set that a user hands over is a tuple or list of arrays: (x, y) or (x, y,
-    clients).
+    """Returns whether ``data``, a training or test set that a user hands over, is a tuple or list of two or three
+    arrays: (x, y) or (x, y, clients).
 
-    It is not if all of its elements are pairs, because these are two or three samples (x, y).
+    A list of two or three pairs is not, because each pair (x, y) is a sample, or the data of one client.
     """
     return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
 

@@ -15,14 +15,14 @@ FREE_FOR_RESEARCH = "no formal licence; free for research"
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """What is known about a source, a value of ``data.source``: the function that loads the data, and facts about the
-    data.
+    """Describes a source, that is, a function that loads a data set and that the key ``data.source`` names.
+    :data:`SOURCES` has an entry for each source that comes with fedray.
 
     Args:
         loader: the function as ``module:function`` or ``file.py:function``. It is imported only when it is used.
         about: a description of the data: samples, shape, classes and clients.
         licence: the terms under which the data may be used.
-        tested: the files with which fedray's tests load the data.
+        tested: which files fedray's tests load from this source, such as "the published files".
         normalizations: the allowed values of ``data.normalization``, each with a line about it.
         variants: the allowed values of ``data.variant``, each with a line about it; the first is the default. It is
             empty for data without variants, and for a user's source, whose function checks ``data.variant`` itself.
@@ -213,8 +213,9 @@ SOURCES = {
 
 
 def entry_of(name: str) -> SourceEntry:
-    """Returns what is known about the source ``name`` (``data.source``): one of fedray's, or a user-defined function.
+    """Returns the entry that describes the source ``name``, the value of ``data.source``.
 
+    For a source that comes with fedray this is its entry in :data:`SOURCES`, and for a user-defined function a new one.
     Raises :class:`UserError` if there is no such source. No module is imported and no data are read.
     """
     if name in SOURCES:

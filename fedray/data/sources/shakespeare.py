@@ -42,9 +42,9 @@ def shakespeare(root: str | None, variant: str) -> Source:
 
     Args:
         root: the folder with the files. If it is None, they are looked for on this machine.
-        variant: which files to read (``data.variant``): ``leaf``, LEAF's json files, which hold samples; or ``plays``
-            or ``tiny``, texts of plays. In these every character of a role that has 80 before it is a target, and the
-            last fifth of a role's text gives its test samples.
+        variant: which files to read (``data.variant``). ``leaf`` are LEAF's json files, which hold samples. ``plays``
+            and ``tiny`` are texts of plays. The text of each role is divided: the last fifth gives its test samples,
+            and the rest its training samples. In each part, every character after the first 80 is a target.
     """
     if variant == "leaf":
         fields = read_leaf("shakespeare", root, _encode, "; data.variant=plays and tiny read texts")

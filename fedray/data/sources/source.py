@@ -36,7 +36,8 @@ class Source:
             width]. uint8 and other whole numbers keep their values; floats are float32.
         y_train, y_test: the targets. For a classification they are int64 [n], 0..classes-1; :mod:`fedray.core.task`
             says what they are in other tasks.
-        classes: the number of classes of a sample or token; in other tasks how many numbers a target has.
+        classes: the number of classes, if a sample or a token has a class; in other tasks, how many numbers the target
+            of a sample has.
         scale, shift: float32 [channels], or None. A model's input is float32(x) * scale + shift along axis 1, which for
             images is (x/255 - mean) / std. For a tuple or dict of inputs, they are a tuple or dict of the same
             structure.
@@ -112,8 +113,8 @@ def load_source(
         normalization: how inputs are scaled (``data.normalization``). If the function does not take it, fedray scales
             them.
         kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
-        ignored: the target of tokens that do not count (``task.ignore_index``).
-        image_size, access, variant: the keys of these names in the section ``data`` of the configuration.
+        ignored: the target value of those tokens that losses and metrics leave out (``task.ignore_index``).
+        image_size, access, variant: the values of ``data.image_size``, ``data.access`` and ``data.variant``.
         columns: the columns of a table that hold the targets, the clients and the inputs; None for the default ones.
 
     Raises:
@@ -194,7 +195,7 @@ def from_fields(
         given: the fields, of which ``x_train``, ``y_train``, ``x_test`` and ``y_test`` are required.
         where: the beginning of error messages, such as a file; ``name`` if it is None.
         kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
-        ignored: the target of tokens that do not count (``task.ignore_index``).
+        ignored: the target value of those tokens that losses and metrics leave out (``task.ignore_index``).
 
     Raises:
         UserError: a field is unknown, missing or wrong; the message names array and row.
@@ -236,7 +237,7 @@ def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored
         source: the source, in which labels and clients may be names; in the result they are numbers.
         where: the beginning of error messages; the source's name if it is None.
         kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
-        ignored: the target of tokens that do not count (``task.ignore_index``).
+        ignored: the target value of those tokens that losses and metrics leave out (``task.ignore_index``).
 
     Raises:
         UserError: something is wrong; the message names array and row.

@@ -14,8 +14,9 @@ from fedray.errors import UserError
 def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bool = True) -> tuple[Any, ...]:
     """Reads the inputs, the targets and the clients of samples from a DataFrame, in which each row is a sample.
 
-    Returns a tuple: the inputs, float32 ``[n, columns]``; the column of targets; and, if there is one, the column of
-    clients. Raises :class:`UserError`, which names the column, if a column is missing, exists twice, or is not numeric.
+    Returns a tuple of two or three: the inputs, float32 ``[n, columns]``; the column of targets; and the column of
+    clients, if the table has one. Raises :class:`UserError`, which names the column, if a column is missing, exists
+    twice, or is not numeric.
 
     Args:
         frame: the table.

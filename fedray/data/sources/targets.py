@@ -27,9 +27,11 @@ class Targets(NamedTuple):
 
     Args:
         kind: the kind of task, such as ``classification``.
-        arrays: the targets by name, such as ``y_train``: int64 ``[n]`` for ``classification`` and ``[n, ...]`` for
-            ``tokens``, float32 ``[n, ...]`` for ``multilabel`` and ``regression``, and any numbers for ``other``.
-        classes: the number of classes of a sample or token; in other tasks how many numbers a target has.
+        arrays: maps each name, such as ``y_train``, to the targets: int64 ``[n]`` for ``classification`` and
+            ``[n, ...]`` for ``tokens``, float32 ``[n, ...]`` for ``multilabel`` and ``regression``, and any numbers for
+            ``other``.
+        classes: the number of classes, if a sample or a token has a class; in other tasks, how many numbers the target
+            of a sample has.
         class_names: the names of the classes, or None if they have none.
         notes: messages for the user.
     """
@@ -55,10 +57,10 @@ def read_targets(
 
     Args:
         where: the beginning of error messages.
-        given: the targets by the name of the array; the training set's are first (``y_train``).
+        given: maps the name of each array, such as ``y_train``, to the targets in it; the training set comes first.
         kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the first array.
         classes, names: the number and the names of the classes, or None if the user has not set them.
-        ignored: the target of tokens that do not count in losses and metrics.
+        ignored: the target value of those tokens that losses and metrics leave out (``task.ignore_index``).
     """
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
     first, notes, asked = next(iter(given)), [], kind

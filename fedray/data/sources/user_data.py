@@ -45,10 +45,11 @@ def user_source(
         data, test: the training and the test set, in any of the forms that simulate() takes; ``test`` is None if
             ``data`` is a Source.
         client_column, label_column: the names of the columns with the clients and the labels, in DataFrames and Hugging
-            Face Datasets. If ``client_column`` is None, it is ``client``, if there is such a column.
-        normalization, access, image_size: the keys of these names in the section ``data`` of the configuration.
+            Face Datasets. If ``client_column`` is None, the clients are in the column ``client``, if there is one.
+        normalization, access, image_size: the values of ``data.normalization``, ``data.access`` and
+            ``data.image_size``.
         kind: the kind of task (``task.kind``), such as ``regression``; ``auto`` finds it from the targets.
-        ignored: the target of tokens that do not count (``task.ignore_index``).
+        ignored: the target value of those tokens that losses and metrics leave out (``task.ignore_index``).
 
     Raises:
         UserError: something is wrong with the data; the message names set, column and row where possible.

@@ -87,7 +87,8 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
 
 
 def classes_of(dataset: Any) -> list[type]:
-    """Returns the Python types of a Dataset and of those that it contains (as torch's Subset does), each once."""
+    """Returns the Python types of a Dataset and of those that it contains (as torch's Subset does), each once. A user
+    may have written these classes, so their code is sent to other processes and hashed."""
     inner = [cls for part in _parts(dataset) for cls in classes_of(part)]
     return list(dict.fromkeys([type(dataset), *inner]))
 

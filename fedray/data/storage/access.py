@@ -26,8 +26,8 @@ LARGE = 0.5
 
 
 def arrays_of(data: FederatedData) -> dict[str, Any]:
-    """Returns the inputs and targets of ``data``, which may be moved to memory-mapped files, as a dict with the keys
-    ``x``, ``y`` (training samples), ``x_test`` and ``y_test``."""
+    """Returns those arrays of a data set that ``data.access`` may move to memory-mapped files. They are the inputs and
+    targets: a dict with the keys ``x`` and ``y`` (training samples), ``x_test`` and ``y_test``."""
     return {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
 
 

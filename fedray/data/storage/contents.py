@@ -27,12 +27,13 @@ PARTS = {
 
 
 def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
-    """Returns digests of the parts of a data set, so that two runs can be compared: a dict with a sha256 in hexadecimal
-    digits for the name of each part.
+    """Returns digests of the parts of a data set, which show whether two runs used the same data: a dict that maps the
+    name of each part to a sha256 in hexadecimal digits.
 
-    ``source`` is the data set as it was read, and ``data`` is the same partitioned among clients. The parts are
-    ``training data``, ``test data`` and, where they exist, ``public data``, ``client assignment`` and
-    ``names of classes and clients``; also ``normalisation``, which is how the inputs are scaled, and ``partition``.
+    ``source`` is the data set as it was read, and ``data`` is the same data set after it was partitioned among clients.
+    The parts are ``training data``, ``test data``, ``normalisation`` (how the inputs are scaled) and ``partition``
+    (which samples each client, the public set and the validation set have); and, where they exist, ``public data``,
+    ``client assignment`` (the client that the source names for each sample) and ``names of classes and clients``.
     """
     # the arrays of the same targets depend on the kind of task
     read = [source.name, source.files, source.task]

@@ -82,7 +82,8 @@ class LazyItems:
 
     @property
     def classes(self) -> list[type]:
-        """The Python types of the Dataset and of the Datasets within it. They may be user-defined."""
+        """The Python types of the Dataset and of the Datasets within it. A user may have written these classes, so
+        their code is sent to other processes and hashed."""
         return classes_of(self.dataset)
 
     def checked(self, targets: ItemTargets) -> LazyItems:
@@ -223,8 +224,8 @@ def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
     """Stacks the targets of all items of a Dataset, ``targets``, into one array.
 
     The array has the shape ``[n]`` if every target has one value, which may be a name, and otherwise ``[n, ...]``.
-    ``name`` is what messages call the Dataset. Raises :class:`UserError` if targets differ in shape or type, unless all
-    have one value.
+    ``name`` is what messages call the Dataset. Raises :class:`UserError` if a target has several values and the targets
+    differ in shape or type. Targets of one value may differ in both.
     """
     found: np.ndarray
     if any(target.size != 1 for target in targets):

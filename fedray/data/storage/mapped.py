@@ -32,10 +32,11 @@ AGAIN = "remove the folder, and it is made again"
 
 @dataclass(frozen=True)
 class MappedFile:
-    """The file of a mapped array, which is sent to other processes in place of the array.
+    """Names the file of a mapped array. Instead of the array, this object is sent to other processes, which open the
+    file.
 
-    ``path`` is its path and ``sha256`` its digest. The digest is None for a file that was not hashed, which only the
-    machine with the name ``made_on`` may read.
+    ``path`` is the path of the file, and ``sha256`` its digest. The digest is None if fedray has not recorded one, for
+    example for a file of the user's. Then only the machine ``made_on``, on which this object was made, may read it.
     """
 
     path: str
@@ -120,10 +121,11 @@ def file_names(name: str, tree: Any) -> list[str]:
 
 
 def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Maps the arrays in the files of ``folder`` into memory.
+    """Maps the arrays in the files of ``folder`` into memory, and returns them under the names in ``arrays``.
 
-    ``arrays`` has, by name, what the files were written from: arrays, tuples and dicts of arrays, or items read one by
-    one. The result has the same names and structures, with a mapped array for each array. Raises :class:`UserError` if
+    ``arrays`` maps each name, such as ``x``, to what was written to the files: an array, a tuple or dict of arrays, or
+    a ``LazyItems``, which reads items one by one. The result maps it to a mapped array, or to a tuple or dict of mapped
+    arrays. Raises :class:`UserError` if
     the folder was written by another version of fedray, or has changed since it was written.
     """
     mapped = {}

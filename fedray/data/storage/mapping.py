@@ -40,11 +40,12 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class Filling:
-    """Copies the items of a Dataset into files that already have their final size. There is one file if an item's input
-    is an array, or one for each array of a tuple or dict.
+    """Fills files with the inputs of a Dataset's items, in chunks that can be copied in any order and in parallel. The
+    files already have their final size.
 
-    ``items`` are the Dataset's items, and ``files`` the paths of the files. ``starts`` has, for each file, the number
-    of bytes before the first item. Items are copied in chunks of ``size`` items; the last chunk may have fewer.
+    ``items`` reads the inputs. ``files`` has the path of one file if an input is an array, or of one file for each
+    array of a tuple or dict. ``starts`` has, for each file, the number of bytes before the first item. A chunk has
+    ``size`` items; the last one may have fewer.
     """
 
     items: LazyItems
@@ -86,8 +87,9 @@ Progress = Callable[[int, int], None]
 
 
 def readers_here() -> list[Reader]:
-    """Returns functions ``reader(filling, chunk)`` that read a chunk of items in this process. There is one for each
-    processor of this machine, and they are used in parallel."""
+    """Returns functions that read items of a Dataset in this process, one function for each processor of this machine.
+    They are called in parallel. ``reader(filling, chunk)`` returns what ``filling.load(chunk)`` of a :class:`Filling`
+    does: the arrays of the chunk with the number ``chunk``."""
     return [Filling.load] * (os.cpu_count() or 1)
 
 
@@ -112,9 +114,11 @@ def map_arrays(
     call continues from there.
 
     Args:
-        arrays: by name, arrays, tuples and dicts of arrays, or items that are read one by one (:class:`LazyItems`).
+        arrays: maps each name, such as ``x``, to an array, a tuple or dict of arrays, or a :class:`LazyItems`, whose
+            items are read one by one.
         folder: the folder, whose name depends on the content of the arrays (:func:`folder_of`).
-        progress: ``progress(done, total)`` is called during the writing with numbers of items.
+        progress: ``progress(done, total)`` is called during the writing, whenever some items have been read one by one:
+            ``done`` of ``total`` so far.
         readers: ``readers(path)`` returns functions like those of :func:`readers_here`, which read items in parallel;
             ``path`` is the folder in which the files are while they are written.
 

@@ -47,12 +47,13 @@ class Accuracies(Observer):
 
 
 class Evaluation:
-    """One evaluation of the models after a round. Its ``tasks`` may be done at any time and in any order; :meth:`take`
-    must be called with each result.
+    """One evaluation of the models after a round. The workers may do its ``tasks`` at any time and in any order.
+    :meth:`take` must be called with the result of each.
 
-    When it has all results, it fills in ``metrics`` and ``scores`` of ``round``, the result of the round. Until then
-    the clients' states must not be deleted. ``scoring`` says which clients are scored on their own test samples.
-    ``pool`` sends the models to the workers. With ``run.eval_test=false`` the test set is not evaluated.
+    After the last result, the evaluation sets ``scores`` of ``round``, the result of the round, and adds its values to
+    ``round.metrics``. Until then the clients' states must not be deleted. ``scoring`` says which clients are scored on
+    their own test samples. ``pool`` sends the models to the workers. With ``run.eval_test=false`` the test set is not
+    evaluated.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class Evaluation:
             self._complete()
 
     def take(self, task: EvalTask | ScoreTask, result: Any) -> None:
-        """Takes the ``result`` of ``task``, one of the evaluation's tasks. The last result completes the evaluation."""
+        """Stores the ``result`` of ``task``, one of the evaluation's tasks, until all results are there. The last one
+        completes the evaluation: its values are added to the result of the round."""
         if isinstance(task, ScoreTask):
             self.scores.take(task, result)
         else:

@@ -34,9 +34,12 @@ the first part of ``<first part>_<metric>``. A model that all clients share has 
 
 
 def columns_of_chosen(metric: str) -> tuple[str, ...]:
-    """Returns the names of the five columns of metrics.csv about the clients that ``run.eval_clients`` chose: the mean,
-    the mean of the worst tenth and the standard deviation of their scores, the number of clients with a test share, and
-    the fewest samples in one of these shares."""
+    """Returns the names of the five columns of metrics.csv about the clients that ``run.eval_clients`` chose.
+
+    They are: the mean of these clients' scores, the mean of the worst tenth, and the standard deviation; how many of
+    the clients have a test share (samples of the test set that serve as the client's test data); and the number of
+    samples in the smallest of these shares. ``metric`` is the metric of the scores, which three of the names contain.
+    """
     of_values = (f"clients_{metric}_{what}" for what in ("mean", "worst_tenth", "std"))
     return (*of_values, "clients_with_shares", "clients_least_share")
 
@@ -159,15 +162,19 @@ class ClientScores:
         return tasks
 
     def take_each(self, model: str, each: NDArray[np.float64]) -> None:
-        """Computes the scores of all clients for a model that is the same for all of them, from its evaluation on the
-        whole test set. ``model`` is its name. ``each [n, 2]`` has the numerator and the denominator of the main metric
-        for each of the n test samples."""
+        """Computes each client's score of a model that is the same for all clients, and stores the scores in this
+        object. They follow from the model's evaluation on the whole test set.
+
+        ``model`` is the name of the model. ``each [n, 2]`` has the numerator and the denominator of the main metric for
+        each of the n test samples.
+        """
         for client in self.members.ids:
             total, count = each[self.data.client_test(client)].sum(0)
             self._note(model, client, float(total), float(count))
 
     def take(self, task: ScoreTask, result: ScoreResult) -> None:
-        """Takes the scores of the clients of ``task`` from its ``result``."""
+        """Computes the scores of the clients of ``task``, one of :meth:`tasks`, from its ``result``, and stores them in
+        this object, for :meth:`row` and :meth:`rows`."""
         for model, found in result.sums.items():
             for client, (total, count) in zip(task.ids, found, strict=True):
                 self._note(model, client, total, count)

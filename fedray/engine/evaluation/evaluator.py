@@ -42,9 +42,11 @@ Sums = tuple[float, float]
 
 
 def samples_of_pass(model: ModelFacts, device: str) -> int:
-    """Returns how many samples of an evaluation go through the model in one forward pass. It must depend on nothing but
-    ``model`` (facts such as its FLOPs) and ``device`` ("cpu" or "cuda"), because another number changes the last digits
-    of losses and metrics."""
+    """Returns how many samples of an evaluation go through the model in one forward pass.
+
+    ``model`` describes the model, with its FLOPs for example, and ``device`` is "cpu" or "cuda". The number depends on
+    nothing else, because another number changes the last digits of losses and metrics.
+    """
     if device != "cpu":
         return ON_GPU
     if model.uncounted:
@@ -75,19 +77,21 @@ class Evaluator:
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """A context in which to evaluate a module that draws random numbers even in evaluation mode. The numbers are
-        seeded by the run's seed and ``coordinates``, such as a round and a client, so that the evaluation can be
-        repeated. For other modules the context does nothing."""
+        """Returns a context in which to evaluate a module that draws random numbers even in evaluation mode. The
+        numbers are seeded by the run's seed and ``coordinates``, integers that identify the evaluation (such as the
+        numbers of a round and a client), so that the evaluation can be repeated. For other modules the context does
+        nothing."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
         return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
     def sums_over(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
-        """Evaluates ``model`` on those of the ``samples`` that are at ``indices``.
+        """Evaluates ``model`` on the samples that are at ``indices`` in ``samples``.
 
-        Returns a dict with the two sums, numerator and denominator, of the loss and of each metric by name, and an
-        array ``[n, 2]`` with the main metric's numerator and denominator for each of the n samples.
+        Returns a dict and an array. The dict has the keys "loss" and the names of the metrics; each value is a pair of
+        a numerator and a denominator, both summed over the samples. The array ``[n, 2]`` has the numerator and the
+        denominator of the main metric for each of the n samples.
         """
         task = self.experiment.task
         found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
@@ -104,8 +108,9 @@ class Evaluator:
         return {name: (total, count) for name, (total, count) in found.items()}, each
 
     def passes(self, model: Model, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
-        """Runs ``model`` forward over those of the ``samples`` that are at ``indices``, batch by batch. Yields for each
-        batch its place in ``indices`` as a slice, the model's outputs and the samples' targets ``[b, ...]``."""
+        """Runs ``model`` forward, batch by batch, over the samples that are at ``indices`` in ``samples``. Yields three
+        things for each batch: the slice of ``indices`` that the batch covers, the model's outputs, and the samples'
+        targets ``[b, ...]``."""
         network = self.network
         network.load(model)
         network.mode(training=False)
@@ -119,9 +124,13 @@ class Evaluator:
             yield rows, network.outputs(x, features=False).logits, y
 
     def score(self, task: ScoreTask) -> ScoreResult:
-        """Evaluates the personal and the fine-tuned models of the task's clients, each on its client's test share. The
-        result has a list for each of the two kinds, with the numerator and the denominator of the main metric for each
-        client."""
+        """Evaluates the models of single clients, each on its client's test share (the samples of the test set that
+        serve as this client's test data). There are two kinds: the personal models that the algorithm makes, and the
+        global model fine-tuned on each client's data.
+
+        The result has a list for each kind that ``task`` asks for. The list has a pair for each of the task's clients,
+        the numerator and the denominator of the main metric.
+        """
         shared = self.clients.broadcast(task.broadcast)
         found: dict[str, list[Sums]] = {}
         row = 0

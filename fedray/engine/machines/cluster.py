@@ -23,9 +23,9 @@ BY_VALUE = (facts, ports)
 
 @dataclass
 class Answers:
-    """The answers of a cluster's nodes to a question. ``given`` has a pair for each node that has answered: Ray's
-    description of the node, and the answer. ``silent`` has the reason why there is no answer, by the name of the
-    node."""
+    """The results of a function that was called on all nodes of a cluster. ``given`` has a pair for each node that has
+    answered: Ray's description of the node (a dict), and the function's result. ``silent`` maps the name of each other
+    node to the reason why there is no result."""
 
     given: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
@@ -34,11 +34,12 @@ class Answers:
 def facts_of_cluster(
     folders: Mapping[str, str], data: Sequence[str], timeout: float, say: Callable[[str], None]
 ) -> tuple[list[Facts], dict[str, str]]:
-    """Gathers the facts about all nodes of the cluster (``fedray doctor``). Returns a pair: the facts about each node
-    that has answered within ``timeout`` seconds, with the amounts of CPUs and memory that Ray counts there, and a dict
-    that has, for each other node by its name, the reason why there are none.
+    """Gathers facts about all nodes of the cluster, such as their memory and versions of packages (``fedray doctor``).
+    Returns a list with the facts about each node that has answered within ``timeout`` seconds, and a dict that maps the
+    name of each other node to the reason why it gave none. The facts include the CPUs and the memory that Ray counts on
+    the node.
 
-    ``folders`` (paths, by purpose) and ``data`` (paths of data files) are as in
+    ``folders`` maps purposes to paths of folders, and ``data`` are paths of data files, as for
     :func:`~fedray.engine.machines.facts.gather`. ``say(line)`` shows a line to the user while nodes are waited for.
     """
     pickling: Any = ray.cloudpickle
@@ -58,9 +59,10 @@ def facts_of_cluster(
 
 
 def clocks_of_cluster(timeout: float) -> dict[str, float]:
-    """Returns, by the node's name, by how many seconds the clock of each node is at least ahead of this machine's. The
-    number is negative if it is behind, and 0 if the time that the answer took may explain the whole difference. Nodes
-    that have not answered within ``timeout`` seconds are left out."""
+    """Compares the nodes' clocks with this machine's. Returns a dict that maps the name of each node to the number of
+    seconds by which its clock is ahead, or behind if the number is negative. Because an answer takes some time, the
+    clocks may differ by more; the number is 0 if that time may explain the whole difference. Nodes that have not
+    answered within ``timeout`` seconds are left out."""
     ahead = {}
     for _ in range(2):  # the second time the processes that answer are there already
         began = time.time()
@@ -75,13 +77,13 @@ def clocks_of_cluster(timeout: float) -> dict[str, float]:
 def leavings_of_cluster(
     spill_dir: str | None, remove: bool, timeout: float, say: Callable[[str], None]
 ) -> tuple[list[Leaving], dict[str, str]]:
-    """Finds what runs have left on the nodes of the cluster outside of run folders (``fedray clean``). If ``remove`` is
-    true, what nobody uses any more is removed. Clients' states are looked for in the folder ``spill_dir`` too, unless
-    it is None.
+    """Finds the files and folders, outside of run folders, that runs have left on the nodes of the cluster (``fedray
+    clean``). If ``remove`` is true, those that nobody uses any more are removed. ``spill_dir`` is a further folder in
+    which clients' states are looked for (``engine.spill_dir``), or None.
 
-    Returns a pair: the list of what was found, and a dict that has, for each node that has not answered within
-    ``timeout`` seconds, the reason, by the node's name. ``say(line)`` shows a line to the user while nodes are waited
-    for.
+    Returns a list of the files and folders that were found, and a dict that maps the name of each node that has not
+    answered within ``timeout`` seconds, or failed, to the reason. ``say(line)`` shows a line to the user while nodes
+    are waited for.
     """
     answers = _asked(partial(find_leavings, (), spill_dir, remove), timeout, say)
     found: dict[tuple[str, str], Leaving] = {}

@@ -50,7 +50,8 @@ class Disk(TypedDict):
 
 class Access(TypedDict):
     """What other users of the machine may do with a file or folder. ``what`` says what it is, such as "Ray's token",
-    and ``others`` has the letter r if they can read it, and w if they can change it, and may be empty."""
+    and ``path`` where it is. ``others`` is "r" if other users can read it, "w" if they can change it, "rw" for both,
+    and "" for neither."""
 
     what: str
     path: str
@@ -58,15 +59,26 @@ class Access(TypedDict):
 
 
 class Facts(TypedDict):
-    """What is known about a machine before runs compute on it. Sizes are in bytes, and what can't be known is None.
+    """What is known about a machine on which runs are to compute. Sizes are in bytes, and what can't be known is None.
 
-    ``host`` is the machine's name. ``cpus`` and ``memory`` have amounts: all that there is (``machine``), what this
-    process may use by each limit (``affinity``, ``cgroup``, ``slurm``), what is free (``available``, of memory only),
-    and what Ray counts (``ray``). ``shm`` has the ``size`` of ``/dev/shm`` and what is ``free`` of it, and ``store`` is
-    the size of Ray's object store. ``files`` is how many files a process may have open. ``versions`` has the versions
-    of packages, ``processor`` the ``model`` of the CPU and the ``instructions`` that torch uses, and ``gpus`` what the
-    driver and torch say about GPUs. ``access`` and ``ports`` are what other users and other machines can reach.
-    ``data`` has the sha256 of data files by path, and ``slurm`` Slurm's variables of this job.
+    Attributes:
+        host: The machine's name.
+        cpus: Numbers of CPUs: ``machine`` is how many there are; ``affinity``, ``cgroup`` and ``slurm`` are how many
+            each of these limits allows this process; ``ray`` is how many Ray counts.
+        memory: Amounts of memory: ``machine``, ``cgroup``, ``slurm`` and ``ray`` as in ``cpus``, and ``available``,
+            what is free.
+        shm: The ``size`` of ``/dev/shm``, and how much of it is ``free``.
+        store: The size of Ray's object store.
+        disks: The folders that runs use, and the disks on which they are.
+        files: How many files a process may have open.
+        versions: The versions of Python and of packages, by name.
+        processor: The ``model`` of the CPU, and the ``instructions``, the instruction set that torch uses.
+        gpus: The GPUs that the ``driver`` sees and that ``torch`` can use, as lists, and the ``reason`` if torch can't
+            use them.
+        access: What other users of the machine can do with this user's files and folders.
+        ports: The ports at which other machines can reach this user's Ray processes.
+        data: The sha256 of each data file, by its path.
+        slurm: Slurm's environment variables about this job, by name.
     """
 
     host: str

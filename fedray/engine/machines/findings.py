@@ -40,8 +40,9 @@ Trouble = tuple[str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """A ``trouble`` that runs would have on some machines, and the ``remedy`` (both texts for the user). ``hosts`` are
-    the names of these machines. It is empty if the trouble is a difference between machines."""
+    """Something that would go wrong with runs on some machines. ``trouble`` says what, and ``remedy`` what to do about
+    it; both are texts for the user. ``hosts`` has the names of these machines, and is empty if the trouble is a
+    difference between machines."""
 
     hosts: tuple[str, ...]
     trouble: str
@@ -49,9 +50,10 @@ class Finding:
 
 
 def findings(nodes: Sequence[Facts], clocks: Mapping[str, float] | None = None) -> list[Finding]:
-    """Returns what would go wrong if runs computed on the machines that ``nodes`` describes. ``clocks`` has, by the
-    machine's name, the seconds by which its clock is at least ahead of this machine's; the number is negative if it is
-    behind."""
+    """Returns what would go wrong if runs computed on the machines whose facts are ``nodes``. ``clocks`` maps the names
+    of machines to the seconds by which their clocks are ahead of this machine's, or behind if the number is negative
+    (:func:`~fedray.engine.machines.cluster.clocks_of_cluster`). It may be None or lack machines; clocks that it lacks
+    are not judged."""
     found: dict[Trouble, list[str]] = {}
     for facts in nodes:
         for judge in (_cpus, _memory, _store, _disks, _files, _gpus, _access, _ports, _slurm):
@@ -65,10 +67,10 @@ def findings(nodes: Sequence[Facts], clocks: Mapping[str, float] | None = None) 
 
 
 def allowed(amounts: Mapping[str, float | None], *limits: str) -> tuple[float, str]:
-    """Returns how many CPUs, or how many bytes of memory, a process may use on a machine, and the name of the limit
-    that says so, as a pair. ``amounts`` has the amount of each limit by its name, such as "cgroup", or None if there is
-    no such limit. The smallest amount among those that ``limits`` names counts. If there is none, it is "machine", all
-    that there is."""
+    """Finds the limit that decides how many CPUs, or how many bytes of memory, a process may use on a machine. Returns
+    a pair: the amount that it allows, and its name. ``amounts`` maps the name of a limit, such as "cgroup", to its
+    amount, or to None if there is no such limit. Of the limits that ``limits`` names, the one with the smallest amount
+    decides. If there is none of them, the result is all that the machine has, and the name "machine"."""
     known = {name: amount for name in limits if (amount := amounts.get(name)) is not None}
     name = min(known, key=lambda each: known[each], default="machine")
     return known.get(name, amounts["machine"] or 0), name

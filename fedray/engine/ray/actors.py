@@ -81,8 +81,8 @@ class Actors:
         say: ``say(line)`` shows a line to the user.
         note: ``note(line)`` writes a line into the run's log.
 
-    The attribute ``alive`` lists the actors that can do tasks. ``starting`` has those that Ray has not started yet, by
-    the reference that :meth:`enter` takes.
+    The attribute ``alive`` lists the actors that can do tasks. ``starting`` is a dict with those that have not started
+    yet. The key of each is Ray's reference to the result of its start, which :meth:`enter` takes.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Actors:
         return f"{len(self.alive)} of {total} client actors have started{f': {hosts}' if hosts else ''}"
 
     def enter(self, reference: Any) -> None:
-        """Takes in an actor that Ray has started: moves it from ``starting`` to ``alive``, so that it gets tasks.
-        ``reference`` is its key in ``starting``, Ray's reference to the result of its start.
+        """Moves an actor that has started from ``starting`` to ``alive``, so that it gets tasks. ``reference`` is its
+        key in ``starting``, Ray's reference to the result of its start.
 
         An actor that died while it started is replaced. If that happened more than ``engine.max_retries`` times in a
         row, the run goes on with the other actors, or :class:`ClientError` is raised if there are none. An error of an
@@ -182,8 +182,8 @@ class Actors:
 
     def replace(self, line: str, times: int = 1) -> None:
         """Starts an actor in place of one that is gone; with ``engine.actors=auto`` only if the cluster has room for
-        it. ``line`` is shown to the user, and says what has happened. Raises :class:`ClientError` if this has happened
-        ``times`` times in a row, more than ``engine.max_retries``."""
+        it. ``line`` says why the actor is gone, and is shown to the user. ``times`` is how often in a row this has
+        happened. If that is more than ``engine.max_retries``, :class:`ClientError` is raised instead."""
         self.say(line)
         if times > self.max_retries:
             raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")

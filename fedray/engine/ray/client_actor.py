@@ -116,8 +116,9 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
 
 
 class Fetcher:
-    """A function with which a client actor gets the data that a task only refers to. ``patience`` is the number of
-    seconds that it waits for data from another node."""
+    """Gets the data to which a task only refers, such as a broadcast, for a client actor. It is called like a function,
+    with a handle (a reference to the data), and returns the data. ``patience`` is the number of seconds for which a
+    call waits for data from another node."""
 
     def __init__(self) -> None:
         self.patience = FETCH_SECONDS

@@ -53,10 +53,10 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
     else to the one that this node belongs to, or else to a new one, which
     :func:`~fedray.engine.ray.local_cluster.start_cluster` starts.
 
-    ``say(line)`` shows a line to the user. If a new cluster does not start, this is tried again only if ``wanted()`` is
-    true. Returns True if the cluster was started here, False if it was there already, and None if the process was
-    already connected. Raises :class:`UserError` if no cluster answers at the address, and :class:`RayNotStarted` if a
-    new one does not start.
+    ``say(line)`` shows a line to the user. ``wanted()`` returns whether the connection is still needed; if not, there
+    is no second attempt to start a new cluster after a first one has failed. Returns True if the cluster was started
+    here, False if it was there already, and None if the process was already connected. Raises :class:`UserError` if no
+    cluster answers at the address, and :class:`RayNotStarted` if a new one does not start.
     """
     if ray.is_initialized():
         return None

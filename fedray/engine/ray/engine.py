@@ -41,11 +41,12 @@ from fedray.usercode.modules import is_library
 
 
 class RayEngine:
-    """The engine that runs ``experiment`` on ``data`` on a Ray cluster, when :meth:`run` is called. The argument
-    ``start`` is the :class:`RayStart` that makes the connection to the cluster.
+    """The engine that runs an experiment on a Ray cluster, when :meth:`run` is called. ``experiment`` says what is
+    computed, ``data`` has the samples and says which client holds each, and ``start`` makes the connection to the
+    cluster.
 
-    :meth:`run` can be called only once. It puts ``data`` into Ray's object store, which all processes of a node share,
-    and then drops the instance's own reference to them.
+    :meth:`run` can be called only once. It puts the data into Ray's object store, which all processes of a node share,
+    and then gives up this object's own reference to them.
     """
 
     def __init__(self, experiment: Experiment, data: FederatedData, start: RayStart) -> None:
@@ -213,7 +214,8 @@ class _Server:
         return answer
 
     def record(self, failure: BaseException) -> None:
-        """Writes into the run folder that ``failure`` has ended the run, because the server can't do it any more."""
+        """Writes into the run folder that ``failure`` has ended the run. This is for failures after which the server
+        actor, which writes other failures there itself, is gone."""
         folder = RunFolder(self.experiment.config, self.experiment.inputs, self.experiment.defaults)
         # another run may already have the folder
         with contextlib.suppress(UserError), folder.lock(lambda line: None, patience=SAY_SECONDS):

@@ -38,11 +38,11 @@ class Probe:
 
 
 def footprint_of(clients: Clients) -> Footprint:
-    """Measures and returns the GPU memory that this process takes while it trains as many clients at once as a run
-    does. All are copies of the client with the most samples. ``clients`` has the network, the data and the settings for
-    this.
+    """Measures and returns the GPU memory that this process takes while it trains clients, as many together as in the
+    run. All of them are copies of the client with the most samples. ``clients`` has the network, the data and the
+    configuration, which says how many clients are trained together.
 
-    Raises :class:`UserError`, with the calculation, if these clients do not fit on the GPU together.
+    Raises :class:`UserError`, which shows the calculation, if these clients do not fit on the GPU together.
     """
     experiment, width = clients.experiment, clients.state_width()
     size = (experiment.chunk or 1) if experiment.vectorize else clients.lanes
@@ -58,14 +58,15 @@ def footprint_of(clients: Clients) -> Footprint:
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
-    """Decides how many client actors share a GPU, before they start. Returns ``experiment`` with
-    ``engine.actors_per_gpu=auto`` replaced by this number (:func:`fitting`), for which the memory of one actor is
-    measured.
+    """Decides, before client actors start, how many of them share a GPU, and returns an experiment with this number.
 
-    If the user asked for a number of actors, ``experiment`` is returned unchanged, but :class:`UserError` is raised,
-    with the calculation, if so many do not fit. In a trial of a sweep, without a GPU, or with one actor on a GPU, it is
-    returned unchanged, and nothing is measured. ``data`` is the data set in Ray's object store; ``say(line)`` shows a
-    line to the user.
+    With ``engine.actors_per_gpu=auto`` the memory of one actor is measured, and the result has the number that fits
+    (:func:`fitting`) in place of ``auto``. If the user has set a number, ``experiment`` is returned unchanged. But the
+    memory is measured too, and if so many actors do not fit, :class:`UserError` is raised, which shows the calculation.
+    In a trial of a sweep, without a GPU, or with one actor on a GPU, nothing is measured, and ``experiment`` is
+    returned unchanged.
+
+    ``data`` is the data set in Ray's object store; ``say(line)`` shows a line to the user.
     """
     engine = experiment.config.engine
     asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))

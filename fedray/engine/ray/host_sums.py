@@ -22,20 +22,20 @@ SLOWEST = 2e6
 
 
 def inline_bytes() -> int:
-    """Returns the size in bytes up to which Ray sends a result together with an actor's answer. Ray leaves a larger
-    result on the actor's node until somebody asks for it."""
+    """Returns the largest size in bytes of a result that an actor sends to its caller as soon as it has done a task.
+    Ray leaves a larger result on the actor's node until somebody asks for it."""
     return int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024))  # noqa: SIM112 (Ray's own spelling)
 
 
 @dataclass(eq=False)
 class Group:
-    """The results of a phase from the client actors of one node, while the sums of the clients' uploads are still
-    there.
+    """The results of a phase from the client actors of one node. The sums of the clients' uploads, which belong to the
+    results, are still on that node.
 
-    ``node`` is Ray's id of the node. ``results`` has each task with its result, which lacks the sums. ``parts`` are
-    Ray's references to the sums of tasks that are not added up yet, and ``partial`` is a reference to the total of the
-    others, or None. ``bytes`` is the size of all these sums, and ``asked`` the time (``time.monotonic()``) when the
-    total over all tasks was asked for.
+    ``node`` is Ray's id of the node. ``results`` is a list of pairs: a task, and its result without the sums. ``parts``
+    are Ray's references to the sums that are not added up yet, and ``partial`` is a reference to the total of those
+    that are, or None if there are none. ``bytes`` is the size of the sums of all tasks together, and ``asked`` the time
+    (``time.monotonic()``) when the node was asked for the total over all tasks.
     """
 
     node: str
@@ -47,12 +47,13 @@ class Group:
 
 
 class HostSums:
-    """Holds the results of a phase from nodes other than the server's. The sums of the clients' uploads stay on each
-    node until its client actors are done. Then the node adds them up, and sends one total to the server.
+    """Holds the results of a phase from nodes other than the server's, until the sums of the clients' uploads have
+    come. The sums stay on each node until its client actors are done. Then the node adds them up, and sends one total
+    to the server.
 
-    ``nodes`` gives access to these nodes. The attribute ``groups`` has the results from each node that was not asked
-    for its total yet, by Ray's id of the node. ``coming`` has the results whose total is on its way, by Ray's reference
-    to the total, which :meth:`take` needs.
+    ``nodes`` gives access to these nodes. The attribute ``groups`` maps Ray's id of each node that was not asked for
+    its total yet to the results from there. The attribute ``coming`` has the results of the nodes that were asked. Its
+    keys are Ray's references to the totals, which :meth:`take` takes.
     """
 
     def __init__(self, nodes: OtherNodes) -> None:
@@ -107,17 +108,19 @@ class HostSums:
         self.coming[group.partial] = group
 
     def late(self, limit: float) -> Iterator[Any]:
-        """Yields Ray's references to sums (keys of ``coming``) that are overdue: they have been waited for ``limit``
-        seconds longer than the slowest network (:data:`SLOWEST`) would take for their bytes."""
+        """Yields Ray's references (keys of ``coming``) to the totals that are overdue. A total is overdue if it has
+        been waited for ``limit`` seconds longer than the slowest network (:data:`SLOWEST`) would take to send all sums
+        that it adds up."""
         now = time.monotonic()
         for reference, group in self.coming.items():
             if now - group.asked > limit + group.bytes / SLOWEST:
                 yield reference
 
     def take(self, reference: Any) -> list[tuple[PhaseTask, PhaseResult]]:
-        """Takes the sum of a node's uploads to which ``reference``, a key of ``coming``, refers. Returns the node's
-        tasks, each with its result. The last result has the sum over all of these tasks, and the others have none.
-        Raises an error of Ray's if the sum is lost; ``coming`` then still has the tasks."""
+        """Fetches the total of a node's uploads, to which ``reference``, a key of ``coming``, refers. Removes the
+        node's results from ``coming``, and returns them as pairs of a task and its result. The last result has the
+        total over all of these tasks, and the others have no sums. If the total is lost, Ray's error is raised, and the
+        results stay in ``coming``."""
         sums: Sums = ray.get(reference)
         results = self.coming.pop(reference).results
         for name, nodes in sums.items():

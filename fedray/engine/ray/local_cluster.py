@@ -54,9 +54,10 @@ _sessions: list[Path] = []
 def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool], **options: Any) -> None:
     """Starts a Ray cluster on this machine and connects to it. ``options`` are further arguments of ``ray.init``.
 
-    If the start fails, there is a second attempt in another folder, as long as ``wanted()`` is true; ``say(line)``
-    shows a line about it to the user. No process of a failed start is left running. Raises :class:`RayNotStarted` if
-    the second attempt fails too, and :class:`UserError` if ``engine.spill_dir`` is the cause.
+    If the start fails, there is a second attempt in another folder, unless ``wanted()`` returns false, because nobody
+    needs the cluster any more. ``say(line)`` shows a line about the attempt to the user. No process of a failed start
+    is left running. Raises :class:`RayNotStarted` if the last attempt fails, and :class:`UserError` if
+    ``engine.spill_dir`` is the cause.
     """
     for name, value in OF_CLUSTER.items():
         os.environ.setdefault(name, value)
@@ -148,8 +149,8 @@ def end_processes() -> None:
 
 
 def remove_files() -> None:
-    """Removes the files, such as logs, of the Ray clusters that this process has started. These must have been shut
-    down; if processes of them still run, they are killed."""
+    """Removes the files, such as logs, of the Ray clusters that this process has started. Must be called after
+    ``ray.shutdown()``, because processes of these clusters that still run are killed."""
     end_processes()
     while _sessions:
         session = _sessions.pop()

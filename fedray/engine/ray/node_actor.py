@@ -56,10 +56,11 @@ class NodeActor:
 
 
 def added_up(members: int, parts: Iterable[Sums]) -> Sums:
-    """Returns the total of ``parts``, sums of uploads over some of a cohort's ``members`` clients. Each part, and the
-    total, has for each upload, by name, the float64 arrays at some nodes ``(level, index)`` of the summation tree, a
-    fixed binary tree over the cohort. If both children of a node are there, their sum, as the node's value, replaces
-    them."""
+    """Adds up sums of uploads, and returns their total. ``members`` is the number of clients of the cohort. Each of
+    ``parts`` is about some of these clients, and maps the name of an upload to a dict. Its keys are nodes ``(level,
+    index)`` of the summation tree, a fixed binary tree over the cohort; its values are float64 arrays, each the sum
+    over the clients below the node. The total has the same form. Where it would have both children of a node, it has
+    the node itself instead, with their sum."""
     trees: dict[str, TreeSum] = {}
     for sums in parts:
         for name, nodes in sums.items():

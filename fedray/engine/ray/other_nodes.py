@@ -72,15 +72,16 @@ class OtherNodes:
         return self._actors[node]
 
     def forget(self, node: str) -> None:
-        """Ends the :class:`NodeActor` on ``node`` (Ray's id), which has failed. A new one is started when needed."""
+        """Ends the :class:`NodeActor` on ``node`` (Ray's id) after it has failed. :meth:`actor` starts a new one when
+        it is needed."""
         actor = self._actors.pop(node, None)
         if actor is not None:
             ray.kill(actor)
 
     def near(self, handle: Handle | None, node: str) -> Handle | None:
-        """Returns a handle by which a client actor on ``node`` (Ray's id) can read the vectors of ``handle``, a
-        client's state or an earlier model. A file on another node is replaced by Ray's reference to its content. None
-        and all other handles are returned as they are."""
+        """Returns a handle (a reference to data) by which a client actor on ``node`` (Ray's id) can read the data of
+        ``handle``. If ``handle`` is a file on another node, with a client's state or an earlier model, the result is
+        Ray's reference to the file's content. Any other handle, and None, is returned as it is."""
         if not isinstance(handle, StateFile) or handle.node == node:
             return handle
         if handle.node == self.here.node:
@@ -109,13 +110,14 @@ class OtherNodes:
         return sorted(self._hosts[node] for node in nodes if node in self._hosts)
 
     def check(self, node: str, heard: float, asks: bool = False) -> None:
-        """Raises :class:`StateLost` if ``node`` (Ray's id) has been silent for so long that the clients' states on it
-        are given up, and the run goes back to its last checkpoint. ``heard`` is the time (``time.monotonic()``) of the
-        last sign of life. With ``asks`` the node is asked for another one first, and nothing is raised if it answers.
+        """Gives up the clients' states on ``node`` (Ray's id) if it has been silent for too long: raises
+        :class:`StateLost`, by which the run goes back to its last checkpoint. ``heard`` is the time
+        (``time.monotonic()``) of the node's last sign of life. If ``asks`` is true, the node is asked for another one
+        first, and nothing is raised if it answers.
 
-        States are given up after ``engine.answer_timeout`` seconds of silence, but not before the silence has lasted as
-        long as the time from the last checkpoint to the last sign of life. By then waiting has cost as much as doing
-        the work of that time again. Without checkpoints states are never given up.
+        The silence is too long if it has lasted for ``engine.answer_timeout`` seconds, and for as long as the time from
+        the last checkpoint to the last sign of life. By then waiting has cost as much as doing the work of that time
+        again. Without checkpoints states are never given up.
         """
         waited = time.monotonic() - heard
         if waited >= max(self.experiment.config.engine.answer_timeout, heard - self.saved_at()):

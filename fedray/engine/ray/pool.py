@@ -47,8 +47,8 @@ class RayPool:
     ``data`` is the data set in Ray's object store. ``actors`` are Ray's handles of the client actors that the user's
     process has created; the constructor waits for them, at most ``engine.start_timeout`` seconds. ``states`` is the
     folder on the server's node for the states that clients keep between rounds. ``say(line)`` shows a line to the user,
-    and ``note(line)`` writes one into the run's log. ``machines`` has a description of each process that has been an
-    actor, and ``joined(description)``, which the server may replace, is called for each new one.
+    and ``note(line)`` writes one into the run's log. ``machines`` has a dict about each process that has been an actor,
+    and ``joined(dict)``, which the server may replace, is called for each new one.
     """
 
     def __init__(

@@ -34,8 +34,9 @@ PIECE = 64 << 20
 
 
 class NodeReader:
-    """A Ray actor on another node, for ``fedray data prepare``, which writes the samples of a data set to memory-mapped
-    files. The actor reads samples on its node, and writes the node's copy of the finished files."""
+    """A Ray actor that helps ``fedray data prepare`` from another node than the one on which the user has started this
+    command. The command writes the samples of a data set to memory-mapped files. The actor reads samples for it, and
+    writes a copy of the finished files on its own node."""
 
     def __init__(self) -> None:
         self.fillings: dict[tuple[str, ...], Filling] = {}
@@ -55,9 +56,10 @@ class NodeReader:
             return str(error)
 
     def load(self, files: tuple[str, ...], filling: Sequence[Any], chunk: int) -> list[np.ndarray]:
-        """Reads one chunk of samples, whose number is ``chunk``. Returns an array ``[samples, ...]`` for each of
-        ``files``, the paths of the files that are to be filled. ``filling`` is a list with one entry, Ray's reference
-        to the :class:`Filling` that reads the chunk. It is fetched only at the first call with these ``files``."""
+        """Reads one chunk of samples, the one with the number ``chunk``. Returns an array ``[samples, ...]`` for each
+        of ``files``, the paths of the files into which the samples will be written. ``filling`` is a list with one
+        entry, Ray's reference to the :class:`Filling`, the object that has the data set and reads the chunk. The object
+        is fetched only at the first call with these ``files``."""
         if files not in self.fillings:
             self.fillings[files] = ray.get(filling[0])
         return self.fillings[files].load(chunk)
@@ -117,10 +119,10 @@ def map_on_cluster(
     not share the folder get a copy of the files. The files are as :func:`fedray.data.storage.mapping.map_arrays` makes
     them.
 
-    ``arrays`` has, by name, arrays, tuples and dicts of arrays, or items that are read one by one (:class:`LazyItems`).
-    The result has the same names and structures. ``progress(done, total)`` is called with numbers of items, and
-    ``say(line)`` shows a line to the user. Raises :class:`UserError`, which names the node, if another node fails at
-    reading or writing samples, and :class:`ClientError` if it is lost.
+    ``arrays`` is a dict. Each value is an array, a tuple or dict of arrays, or a :class:`LazyItems`, whose items are
+    read one by one. The result has the same keys and structures. ``progress(done, total)`` is called with numbers of
+    items, and ``say(line)`` shows a line to the user. Raises :class:`UserError`, which names the node, if another node
+    fails at reading or writing samples, and :class:`ClientError` if it is lost.
     """
     items = [tree for tree in arrays.values() if isinstance(tree, LazyItems)]
     ship_user_code(type(each.dataset) for each in items)
@@ -208,8 +210,9 @@ class _Node:
             return first_line(error.cause or error)
 
     def load(self, filling: Filling, chunk: int) -> list[np.ndarray]:
-        """Lets the node read the chunk of samples with the number ``chunk`` by ``filling``, and returns the chunk's
-        arrays, one for each file of ``filling``. The ``filling``, with the data set, is sent to the node only once."""
+        """Lets the node read a chunk of samples, and returns the chunk's arrays, one for each file of ``filling``.
+        ``filling`` is the object that has the data set and reads chunks, and is sent to the node only once. ``chunk``
+        is the chunk's number."""
         with self._lock:
             if filling.files not in self._fillings:
                 self._fillings[filling.files] = ray.put(filling)

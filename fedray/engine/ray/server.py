@@ -145,9 +145,10 @@ class ServerActor:
         """Returns a part of the last round for a callback that runs in the driver. It can be called until the callback
         has returned, because the run waits for it.
 
-        If ``what`` is "clients", "evaluation" or "layers", the result has the columns of this table by name, or is None
-        if the round has no such table. If ``what`` is "model", it has the tensors, by name, of the algorithm's further
-        model ``name``, or of the evaluated model if ``name`` is None.
+        If ``what`` is "clients", "evaluation" or "layers", the result maps the names of this table's columns to the
+        columns, or is None if the round has no such table. If ``what`` is "model", the result maps the names of a
+        model's tensors to the tensors. The model is the one that is evaluated, or, if ``name`` is not None, the
+        algorithm's further model of this name (one that is evaluated besides).
         """
         assert self.opened is not None
         return self.opened.look(what, name)

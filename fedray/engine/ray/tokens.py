@@ -11,13 +11,14 @@ from fedray.config import EngineConfig
 
 
 def authentication(engine: EngineConfig) -> dict[str, str]:
-    """Returns the environment variable that makes Ray show the user's token to the cluster that a run connects to, as
-    ``{"RAY_AUTH_MODE": "token"}``, or an empty dict if the token is not to be shown. ``engine`` is the section
-    ``engine`` of the configuration.
+    """Decides whether Ray shows the user's token to the cluster that a run connects to. Returns the environment
+    variable that makes Ray do so, as ``{"RAY_AUTH_MODE": "token"}``, or an empty dict if fedray must not set it.
+    ``engine`` is the section ``engine`` of the configuration.
 
-    A cluster that ``ray start`` has made asks for the token, if the user has one. Ray shows it without this variable
-    only to a cluster that Ray itself has found, but fedray passes an address to Ray. If the user has named a cluster
-    (``engine.address`` or ``RAY_ADDRESS``), it gets the token only if the user has set the variable, too.
+    A cluster that ``ray start`` has made asks for the token if the user has one. Without this variable, Ray shows the
+    token only to a cluster that Ray itself has found. But fedray finds the cluster and passes its address to Ray, so it
+    sets the variable. The result is empty if the user has no token, or has named a cluster (``engine.address`` or
+    ``RAY_ADDRESS``), which gets the token only if the user has set the variable, too.
     """
     named = (engine.address or os.environ.get("RAY_ADDRESS") or "auto") not in ("auto", "local")
     if named or not has_token():

@@ -33,8 +33,9 @@ class Sent:
 
     ``member`` is the actor, and ``number`` grows with each task that is sent. ``sums`` is Ray's reference to the sums
     of the clients' uploads if these may stay on the actor's node, and otherwise None. ``at`` is the time
-    (``time.monotonic()``) of sending. ``missing`` is the time at which the actor was found not to have the task (any
-    more), although no result has come, or None. ``elsewhere`` says that the task was given to another actor, too.
+    (``time.monotonic()``) of sending. ``missing`` is the time of an answer by which the actor turned out not to have
+    the task (any more), or None if it may still have it. ``elsewhere`` says that the task was given to another actor,
+    too.
     """
 
     member: Member
@@ -46,8 +47,8 @@ class Sent:
     elsewhere: bool = False
 
     def expected(self) -> float:
-        """Returns how many seconds the task should take at the actor's speed so far. This is infinity if it is not
-        known: before the actor's first task is done, and for tasks that are not of a round's first phase."""
+        """Returns how many seconds the task should take at the actor's speed so far. The result is infinity if this is
+        not known: before the actor's first task is done, and for tasks other than a round's first phase."""
         speed = self.member.speed
         if speed is None or not isinstance(self.task, PhaseTask) or self.task.phase:
             return math.inf
@@ -62,9 +63,9 @@ def work_of(tasks: Sequence[Task]) -> str:
 
 
 def overdue(owed: Sequence[Sent], now: float, by: float = 0.0) -> list[Sent]:
-    """Returns the late tasks of one actor. ``owed`` are the tasks that it was sent, in the order in which it does them.
-    A task is late if more than ``by`` seconds have passed in addition to twice the time that was expected of it and of
-    the tasks before it, counted from when the first was sent. ``now`` is the current time (``time.monotonic()``)."""
+    """Returns the late tasks of one actor. ``owed`` are its tasks whose results have not come, in the order in which it
+    does them. A task is late if the time since the first of them was sent is more than twice the time that this task
+    and those before it should take, plus ``by`` seconds. ``now`` is the current time (``time.monotonic()``)."""
     expected, found = 0.0, []
     for sent in owed:
         expected += sent.expected()
@@ -78,9 +79,10 @@ class Watch:
     way, and has the tasks done again. The pool calls :meth:`look` about once a second.
 
     Args:
-        alive: Returns the actors that have started and were not given up.
+        alive: ``alive()`` returns the actors that have started and were not given up.
         sent: The tasks whose results have not come, by Ray's reference to the result.
-        owing: Returns Ray's ids of the nodes that owe a sum of uploads.
+        owing: ``owing()`` returns Ray's ids of the nodes that were asked for the sum of their clients' uploads, but
+            have not sent it yet.
         say: ``say(line)`` shows a line to the user.
         again: ``again(sent)`` has a task done by another actor.
         lost: ``lost(member)`` replaces an actor.
@@ -119,8 +121,9 @@ class Watch:
             self.say(f"{member.host} answers again")
 
     def hear(self, question: Any) -> None:
-        """Takes in the answer of an actor that was asked, as a sign of life, which task it is doing. ``question`` is
-        Ray's reference to the answer, a key of the attribute ``questions``. If the actor has died, it is replaced."""
+        """Processes an actor's answer to the question which task it is doing. The answer is also a sign of life.
+        ``question`` is Ray's reference to the answer, a key of the attribute ``questions``. If the actor has died, it
+        is replaced."""
         member = self.questions.pop(question)
         try:
             running = ray.get(question)
@@ -142,9 +145,14 @@ class Watch:
         return [sent for sent in self.sent.values() if sent.member is member]
 
     def look(self, idle: bool) -> None:
-        """Asks silent actors for a sign of life, tells the user about those that give none, and has their tasks done by
-        others. ``idle`` says that some actor has nothing to do; it is then also given tasks that take another actor too
-        long."""
+        """Checks the client actors that owe something, such as the result of a task, and asks those that have been
+        silent for some seconds for a sign of life. The user is told about actors that do not answer.
+
+        If an actor does not answer for ``limit`` seconds, its tasks are given to other actors, and after ``patience``
+        seconds it is replaced. Tasks whose results were lost on their way are done again. ``idle`` says that at least
+        one actor has nothing to do. In that case, tasks that take far longer than expected are given to another actor,
+        too.
+        """
         now = time.monotonic()
         quiet: dict[str, list[Member]] = defaultdict(list)
         owing = self.owing()

@@ -39,9 +39,10 @@ time goes to the disk or to checksums, neither of which holds Python's global lo
 class Checkpoint:
     """Everything that a run needs to continue after round ``round``.
 
-    ``vectors`` are the server's models and tensors, packed. ``states`` has the files of the clients' states, by client.
-    ``past`` has the files of the models of earlier rounds that clients or the server still need, by round. ``record``
-    has what is stored as JSON: the server's table of numbers, the costs so far, and the like.
+    ``vectors`` are the server's models and tensors, packed into plain arrays. ``states`` maps each client's number to
+    the file with its state. ``past`` maps numbers of earlier rounds to the files with the models with which these
+    rounds began; it has only models that clients or the server still need. ``record`` has the values that are stored as
+    JSON, such as the server's numbers for each client and the costs so far.
     """
 
     round: int
@@ -69,10 +70,10 @@ def save(
         round: The round after which the run can continue.
         vectors: The server's models and tensors.
         record: Further values, which JSON can store.
-        states: The name of the file with each client's state, by client.
-        past: The names of the files with models of earlier rounds, by round.
-        store: ``store(name, path)`` must write the file ``name`` (one of those in ``states`` or ``past``) to ``path``.
-            It is called for each file that no earlier checkpoint has. They lie in the subfolder ``shared``.
+        states: Maps each client's number to the name of the file with its state.
+        past: Maps the numbers of earlier rounds to the names of the files with the models of these rounds.
+        store: ``store(name, path)`` must write the file ``name`` (one of those in ``states`` or ``past``) to ``path``,
+            which is in the subfolder ``shared``. It is called only for files that no earlier checkpoint has.
         keep: How many checkpoints to keep, including the new one.
     """
     shared = folder / "shared"

@@ -16,10 +16,12 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Packed:
-    """Models and vectors as plain arrays, to be sent to other processes or written to files. ``arrays`` has, by name,
-    NumPy arrays or tensors, or a tuple or dict of them for a batch of inputs that has several parts. A model is one
-    array with all its numbers in a row, and ``widths`` has, by the model's name, how many of these are parameters; the
-    rest are buffers."""
+    """Models and vectors as plain arrays, to be sent to other processes or written to files.
+
+    ``arrays`` maps the name of each model or vector to a NumPy array or a tensor. A batch of inputs that has several
+    parts is a tuple or dict of arrays instead. A model is a single row of numbers, first its parameters and then its
+    buffers. ``widths`` maps the name of each model to the length of the part with the parameters.
+    """
 
     arrays: dict[str, Any]
     widths: dict[str, int]
@@ -51,9 +53,9 @@ class Packed:
 
 @dataclass(frozen=True)
 class Enclosed:
-    """The handle of a small broadcast (models and tensors for the clients), which contains the broadcast itself,
-    ``packed``. So small broadcasts travel within each task instead of through Ray's object store. ``number`` identifies
-    the broadcast among those of its run."""
+    """A handle (a reference by which tasks name a broadcast) that contains the broadcast itself, ``packed``: models and
+    tensors for the clients. It is used for small broadcasts, which so travel within each task instead of through Ray's
+    object store. ``number`` identifies the broadcast among those of its run."""
 
     number: int
     packed: Packed = field(compare=False)

@@ -26,11 +26,12 @@ from fedray.experiment.experiment import Experiment
 
 
 class EarlierModels:
-    """Keeps the models x^s with which earlier rounds s began, as long as clients or the server may need them, for
-    algorithms that use earlier models, such as GHBM.
+    """Keeps the models of earlier rounds for algorithms that use them, such as GHBM: x^s is the model with which round
+    s began. Each is kept as long as clients or the server may need it, which ``algorithm`` says.
 
-    ``pool`` stores the models, and ``handles`` has the handle of each stored one, by round. :meth:`model_of` returns
-    models with this ``layout`` on this ``device``.
+    ``pool`` stores the models. The attribute ``handles`` maps the number of a round to a handle, a reference by which
+    ``pool`` finds the round's model. ``layout`` (where the parameters are in a model's row of numbers) and ``device``
+    are those of the models that :meth:`model_of` returns.
     """
 
     def __init__(self, algorithm: Algorithm, pool: Pool, layout: Layout, device: torch.device) -> None:
@@ -53,9 +54,9 @@ class EarlierModels:
         return self.layout.model(row)
 
     def received(self, number: int, gap: int) -> Handle | None:
-        """Returns the handle of the model that a client received when it last took part, ``gap`` rounds before round
-        ``number``. Returns None if that model is not kept, or if ``gap`` is 0, which means that the client never took
-        part."""
+        """Returns a handle (a reference with which a worker gets the data) of the model that a client received when it
+        last took part. This was ``gap`` rounds before round ``number``. Returns None if that model is not kept, or if
+        ``gap`` is 0, which means that the client never took part."""
         return self.handles.get(number - gap) if gap else None
 
     def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
@@ -69,12 +70,14 @@ class EarlierModels:
 
 
 class RunState:
-    """Everything in a run that changes from round to round: the server's state, the files of the clients' states, the
-    models of earlier rounds, and the costs so far.
+    """Everything in a run that changes from round to round. ``server`` is the server's state, and ``earlier`` has the
+    models of earlier rounds. The attribute ``clients`` maps each client's number to the file with its state, and the
+    attribute ``costs`` has the costs so far.
 
-    ``sizes`` has the number of samples of each client. ``layout`` says where the model's parameters are in a row of
-    numbers. ``as_cohort(server, broadcast)`` returns a :class:`ClientPhase` in which the clients of a round are trained
-    together, in the server's process.
+    The other arguments do not change: ``sizes`` has the number of samples of each client, ``layout`` says where the
+    parameters are in a model's row of numbers, and ``device`` is the server's. ``as_cohort(server, broadcast)`` returns
+    all clients of the round's cohort, after they have received ``broadcast`` from the server, as one
+    :class:`ClientPhase`. It trains them together, in the server's process.
     """
 
     def __init__(
@@ -122,8 +125,9 @@ class RunState:
         return all(_is_finite(value.parameters if isinstance(value, Model) else value) for value in values)
 
     def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
-        """Ends round ``number``. ``states`` has the files with the new states of the clients, by client. They replace
-        the old files, which are deleted from ``pool``. Models that nobody needs any more are deleted from it, too."""
+        """Ends round ``number``. ``states`` maps the numbers of clients to the files with their new states, which
+        replace the old ones. ``pool`` deletes the old files, and the models of earlier rounds that nobody needs any
+        more."""
         self.server.last_round |= dict.fromkeys(self.server.cohort.ids, number)
         self.earlier.forget(number, self.server.last_round)
         pool.drop([self.clients[client] for client in states if client in self.clients])
@@ -146,8 +150,8 @@ class RunState:
         return Packed.pack(self.server.vectors)
 
     def record(self) -> dict[str, Any]:
-        """Returns the numbers that a checkpoint stores as JSON, a dict with the keys ``table`` (the server's numbers
-        for each client), ``last_round`` (in which each client took part) and ``costs`` (so far)."""
+        """Returns what a checkpoint stores as JSON, as a dict: ``table`` has the numbers that the server keeps for each
+        client, ``last_round`` the last round in which each client took part, and ``costs`` the costs so far."""
         return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
 
 

@@ -43,8 +43,8 @@ State = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class StateFile:
-    """A client's state after one round: a safetensors file on the node ``node`` (Ray's id). Its content never
-    changes."""
+    """A client's state after one round, in the safetensors file ``path`` on one machine. ``node`` is Ray's id of the
+    machine, and empty without Ray. The content of the file never changes."""
 
     node: str
     path: str
@@ -56,9 +56,13 @@ class StateFile:
 
 
 class StateFolder:
-    """The folder in which the processes on one node keep the files with clients' states of one run. It is created when
-    it is first needed. ``node`` is Ray's id of the node. ``run`` is the path of the run folder, which is written into
-    the folder as a note for people who find it; it is empty if ``path`` is inside of the run folder."""
+    """The folder ``path`` in which the processes on one machine keep the files with clients' states of one run. It is
+    created when it is first needed.
+
+    ``node`` is Ray's id of the machine, and empty without Ray. ``run`` is the path of the run folder. It is written
+    into a file in the folder, so that people who find the folder know which run it belongs to. ``run`` is empty if
+    ``path`` is inside the run folder.
+    """
 
     def __init__(self, path: Path, node: str = "", run: str = "") -> None:
         self.path, self.node = path, node
@@ -67,10 +71,10 @@ class StateFolder:
     @classmethod
     def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
         """Returns the folder for clients' states of the run with this ``config`` on this machine. ``node`` is Ray's id
-        of this machine, and ``server`` that of the server's.
+        of this machine, and ``server`` Ray's id of the machine on which the server runs; without Ray both are empty.
 
-        The folder is below ``engine.spill_dir`` if that is set. Otherwise it is in the run folder on the server's node,
-        and in the folder for temporary files on other nodes.
+        The folder is below ``engine.spill_dir`` if that is set. Otherwise it is in the run folder on the server's
+        machine, and in the folder for temporary files on other machines.
         """
         run = config.run.place.absolute() / str(config.run.name)
         own = PREFIX + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
@@ -166,8 +170,8 @@ class StateFolder:
         self._use.begin()
 
     def clear(self, patience: float = 0.0) -> None:
-        """Removes the folder with everything in it, after waiting up to ``patience`` seconds until the other processes
-        that have used it are gone."""
+        """Removes the folder with everything in it. Before that, it waits up to ``patience`` seconds for other
+        processes that use the folder to end. After this time the folder is removed even if they still use it."""
         self._use.remove(patience, anyway=True)
 
     def clear_others(self) -> None:

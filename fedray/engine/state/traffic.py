@@ -28,11 +28,12 @@ that wait to be written."""
 
 
 class StateTraffic:
-    """Reads and writes the files of clients' states in ``folder``, for clients that are trained on ``device``.
+    """Reads and writes the files of clients' states (what clients keep between rounds) in ``folder``, for clients that
+    are trained on ``device``.
 
-    A client's state (what the client keeps between rounds) is named by a handle: its file, or a reference to an object
-    in Ray's store, whose arrays ``fetch(handle)`` returns. ``beside`` says whether separate threads read and write the
-    files while the clients train; None means that they do so if ``device`` is a GPU.
+    A state is read by its handle. This is either a :class:`StateFile` or a reference, such as that of an object in
+    Ray's store. For a reference, ``fetch(handle)`` returns the arrays by name. ``beside`` says whether separate threads
+    read and write the files while the clients train. None means that they do so only if ``device`` is a GPU.
     """
 
     def __init__(
