@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedray.results.measure import Measure
-from fedray.results.outcomes import to_reach
+from fedray.results.outcomes import least_costs, to_reach
 from fedray.results.runs import LeftOut, RecordedRun, read_run
 from fedray.results.statistics import mean_and_margin
 from fedray.tuning.finals import is_finished
@@ -112,6 +112,8 @@ def _taken(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun], targe
     margin, taken = math.nan, [float(first[amount]) for first in firsts if first is not None]
     if table.over_runs == "mean" and runs:
         value, margin = mean_and_margin(taken) if len(taken) == len(runs) else (math.inf, math.nan)
+        least = math.fsum(least_costs(runs, firsts, amount)) / len(runs)
+        bound = least if math.isfinite(least) else math.nan
     diverged, reached = sum(run.diverged for run in runs), len(taken)
     return Measured(cell, value, margin, runs, diverged, reached, bound)
 

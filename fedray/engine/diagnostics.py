@@ -80,8 +80,8 @@ class FullParticipation:
 
         ``cohort_error`` is the relative error of the cohort's mean update, compared with the mean update of all
         clients. ``momentum_error`` is the relative error of the server's momentum, compared with the momentum that full
-        participation gives. It is missing if the algorithm has no momentum over a window of rounds, and in the rounds
-        of the first window.
+        participation gives. It is there only for algorithms whose momentum is the mean of the last tau updates, as
+        GHBM's is, and only from round tau + 1 on.
         """
         of_momentum = {} if self._momentum is None else {"momentum_error": self._momentum}
         return {"cohort_error": relative(self.algorithm.mean, self._update)} | of_momentum

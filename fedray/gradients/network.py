@@ -138,11 +138,11 @@ class Network:
         self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
 
     def unload(self) -> None:
-        """Ends the use of the loaded model: if the module's parameters are views into its row, they no longer are, so
-        that the row's memory can be freed. It is called after a stack (clients that are trained together) was trained.
+        """Ends the use of the model that was loaded last, so that the memory of its row can be freed: the module's
+        parameters are no longer views into it. It is called after a stack (clients that are trained together).
 
-        Raises :class:`UserError` if user-defined code has changed a buffer that it left unchanged before the first
-        round.
+        Raises :class:`UserError` if user-defined code has changed a buffer that it left unchanged when the model was
+        tried before the first round.
         """
         for name, value in self._pristine.items():
             now = self.places.now(name)

@@ -75,15 +75,20 @@ def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None
 
     ``column`` is the column of metrics.csv in which the cost is counted, such as ``bytes``. ``firsts`` has for each run
     the row of metrics.csv in which it first reached the target, or None if it diverged or did not reach the target
-    (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The cost of a run with None counts as infinite.
-
-    The bound comes from the runs that neither diverged nor reached the target. It is the smallest of their costs at
-    their last rounds, and NaN if there are no such runs.
+    (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The cost of a run with None counts as infinite. The bound
+    is the median of the runs' :func:`least_costs`, or NaN if this is infinite, too.
     """
     amounts = [math.inf if first is None else float(first[column]) for first in firsts]
-    missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
-    bound = min((float(run.rows[column].iloc[-1]) for run in missed), default=math.nan)
-    return median_to_reach(amounts), bound
+    bound = median_to_reach(least_costs(runs, firsts, column))
+    return median_to_reach(amounts), bound if math.isfinite(bound) else math.nan
+
+
+def least_costs(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None], column: str) -> list[float]:
+    """Returns for each run what reaching the target costs at least: its cost when it reached the target; its cost at
+    its last round if it has not reached it; and infinity if it diverged. The arguments are those of :func:`to_reach`.
+    """
+    ends = [math.inf if run.diverged else float(run.rows[column].iloc[-1]) for run in runs]
+    return [end if first is None else float(first[column]) for end, first in zip(ends, firsts, strict=True)]
 
 
 def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[str, Any]:

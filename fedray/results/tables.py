@@ -133,8 +133,8 @@ def amount(median: float, bound: float, unit: str = "") -> str:
     ``191.5 MB``.
 
     ``median`` is the median over the runs. It is infinite if at least half of them did not reach the target. Then the
-    cell shows ``bound`` instead, as in ``> 40``; or ``diverged`` if ``bound`` is NaN, because all runs that did not
-    reach the target diverged. If ``median`` is NaN, because there are no runs, the cell is empty. ``unit`` is a unit
+    cell shows ``bound`` instead, as in ``> 40``; or ``diverged`` if ``bound`` is NaN, because at least half of the runs
+    diverged. If ``median`` is NaN, because there are no runs, the cell is empty. ``unit`` is a unit
     such as ``B``, or empty for a plain number.
     """
     if math.isnan(median):

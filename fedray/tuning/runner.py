@@ -141,7 +141,7 @@ class SourceSearcher(Searcher):
 
     def trial_died(self, trial_id: str, error: str) -> None:
         """Called when the process of a trial died or could not be set up. The trial is queued again, or, if it was
-        restarted too often, reported to its source as failed.
+        restarted too often, reported as failed to ``source``, the object that proposes trials.
 
         ``trial_id`` is Tune's name for the trial. The first line of ``error`` says why the process died.
         """

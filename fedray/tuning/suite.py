@@ -135,8 +135,8 @@ def suite_of_folder(folder: Path) -> Suite:
 
 
 def fetched_suite(suite: Suite) -> Suite:
-    """Downloads a suite whose ``tune.output`` is a URI into the user's cache, for its tables. Returns ``suite`` with
-    the downloaded folder as its folder. A suite without a URI is returned as it is."""
+    """If the suite's ``tune.output`` is a URI, downloads its results to the user's cache, so that tables can be made of
+    them, and returns ``suite`` with the downloaded folder as its folder. Another suite is returned as it is."""
     if suite.uri is None:
         return suite
     fetched(suite.uri)

@@ -100,6 +100,19 @@ def test_a_cluster_of_plain_ray_start_is_found_and_shown_the_token(ray_files: Pa
             done = run(tmp_path, "engine.kind=ray", "engine.actors=1", change={**home, "RAY_ADDRESS": None})
             assert f"connecting to the Ray cluster at {address}" in done.stdout
             assert done.returncode == 0, done.stderr
+            # a cluster that the user names gets it only if the user says so; one that wants another is told in a line
+            other = tmp_path / "another"
+            other.write_text("fedcba9876543210" * 4)
+            strange = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(other)}
+            for change, remedy in [
+                (home, "RAY_AUTH_MODE=token shows it yours"),
+                (home | {"HOME": str(tmp_path / "nobody")}, "copy it from there to ~/.ray/auth_token"),
+                (home | strange, "the token that you show is another one"),
+            ]:
+                done = run(tmp_path, "engine.kind=ray", f"engine.address={address}", "run.output=x", change=change)
+                assert done.returncode == 2
+                (line,) = done.stderr.splitlines()
+                assert f"engine.address={address} asks for a token: {remedy}" in line
         finally:
             started.terminate()
 

@@ -124,14 +124,14 @@ class Columns:
         else:
             found = list(self.inputs)
             for column in found:
-                self.require(there, name, column, "data.input_columns")
+                self.require(there, name, column, self.inputs_key)
                 if column in others:
-                    raise UserError(f"data.input_columns: {column!r} is the column of {others[column]} in {name}")
+                    raise UserError(f"{self.inputs_key}: {column!r} is the column of {others[column]} in {name}")
         if not found:
             raise UserError(f"{name} has no column of inputs beside {' and '.join(map(repr, others))}")
         twice = [column for place, column in enumerate(found) if column in found[:place]]
         if twice:
-            where = f"{name} has two columns" if self.inputs is None else "data.input_columns names twice"
+            where = f"{name} has two columns" if self.inputs is None else f"{self.inputs_key} names twice"
             raise UserError(f"{where} {str(twice[0])!r}")
         return client, found
 

@@ -41,7 +41,8 @@ def with_access(
 
     Args:
         data: the data set, with samples in memory or in mapped files, or samples that are read one by one.
-        asked: the value of ``data.access``: ``memory``, ``mapped``, ``lazy`` or ``auto``.
+        asked: the value of ``data.access``: ``memory``, ``mapped``, ``lazy`` or ``auto``. ``auto`` moves only arrays
+            that take more than a fraction :data:`LARGE` of the machine's memory, which become mapped files.
         key: ``key()`` returns a digest of the samples, after which the folder of their files is named.
         map_all: ``map_all(arrays, folder)`` maps the arrays from files in ``folder``, which it writes if necessary.
 

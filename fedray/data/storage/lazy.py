@@ -243,7 +243,8 @@ def random_item(dataset: Indexed, name: str) -> int | None:
 
     Returns None if there is no such item among those that are tried: some items are read three times with different
     random seeds, and once more with the last seed. Raises :class:`UserError` if a target is random, because targets are
-    read only once, or if an item changes although the global random generators have the same seed.
+    read only once, or if an item changes although the global random generators have the same seed. ``name`` is what its
+    messages call the data set.
     """
     for i in _spread(len(dataset), READ_TWICE):
         read = []

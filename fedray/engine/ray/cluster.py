@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,9 @@ RESOURCES = ("CPU", "GPU")
 
 SAY_SECONDS = 10.0
 """The seconds after which the user is told what the run waits for, and between two such lines."""
+
+WELCOME_SECONDS = 30.0
+"""How long a cluster may take to say whether it asks for a token."""
 
 TRIAL_BUNDLE = 0
 """The index of the bundle in a trial's placement group that is for the trial itself and its server."""
@@ -71,9 +76,10 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
     hint = " (without a token; RAY_AUTH_MODE=token shows yours, if it asks for one)" if hidden else ""
     say(f"connecting to the Ray cluster at {address}{hint} ...")
     try:
-        # ray.init may try for minutes if nobody listens at the address
+        # ray.init may try for minutes if nobody listens at the address, or if it is refused there
         if ":" in address and "://" not in address:
             _connect(address)
+            _require_welcome(address)
         ray.init(address=address, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
@@ -138,6 +144,24 @@ def _connect(address: str, seconds: float = 10) -> None:
     """Raises OSError or ValueError if nobody listens at ``address``, which is ``host:port``."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=seconds).close()
+
+
+def _require_welcome(address: str) -> None:
+    """Raises :class:`UserError` if the Ray cluster at ``address`` asks for a token that this process does not show."""
+    asked = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=WELCOME_SECONDS).stderr
+    except subprocess.TimeoutExpired:
+        return
+    if "AuthenticationError" in answer:
+        shown = os.environ.get("RAY_AUTH_MODE") == "token"
+        if shown and has_token():
+            problem = "the token that you show is another one; compare ~/.ray/auth_token or RAY_AUTH_TOKEN_PATH"
+        elif has_token():
+            problem = "RAY_AUTH_MODE=token shows it yours"
+        else:
+            problem = "copy it from there to ~/.ray/auth_token, and set RAY_AUTH_MODE=token"
+        raise UserError(f"the Ray cluster at engine.address={address} asks for a token: {problem}")
 
 
 def resources(free: bool = False) -> dict[str, float]:

@@ -25,6 +25,10 @@ LIMITS = {
 to 60 seconds are too short on a machine with 20 busy processes per core. Variables that the user has set keep their
 values."""
 
+QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|marked dead"}
+"""An environment variable with a pattern of lines that Ray does not print in the user's terminal. These are about
+processes and nodes that died, by ids; fedray says itself what was lost, and on which host."""
+
 PATIENCE = 15.0
 """The seconds after which the user is told that fedray waits for Ray. Further lines come at intervals of four
 times this."""
@@ -71,7 +75,7 @@ class RayStart:
                 self._found.set_result(None)
                 return
             # set before the import, because Ray reads some of them then
-            for name, value in (LIMITS | authentication(self.engine)).items():
+            for name, value in (LIMITS | QUIET | authentication(self.engine)).items():
                 os.environ.setdefault(name, value)
             import ray
 

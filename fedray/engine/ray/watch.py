@@ -161,7 +161,7 @@ class Watch:
             if not owed and not member.silent and member.node not in owing:
                 continue
             silence = now - member.heard
-            if silence >= ASK_SECONDS and now - self._asked.get(member, 0.0) >= ASK_SECONDS:
+            if silence >= ASK_SECONDS and now - self._asked.get(member, -math.inf) >= ASK_SECONDS:
                 self._ask(member, now)
             if silence >= self.patience:
                 self.lost(member)
@@ -181,7 +181,7 @@ class Watch:
         """Shows ``line`` to the user, unless one about the same thing was shown less than :data:`SAY_SECONDS` ago.
         ``about`` is a text that identifies the thing."""
         now = time.monotonic()
-        if now - self._said.get(about, 0.0) >= SAY_SECONDS:
+        if now - self._said.get(about, -math.inf) >= SAY_SECONDS:
             self._said[about] = now
             self.say(line)
 
@@ -232,7 +232,7 @@ class Watch:
 
     def _tell(self, quiet: dict[str, list[Member]], now: float) -> None:
         for host, members in quiet.items():
-            if now - self._said.get(host, 0.0) >= SAY_SECONDS:
+            if now - self._said.get(host, -math.inf) >= SAY_SECONDS:
                 self._said[host] = now
                 silence = now - min(member.heard for member in members)
                 tasks = [sent.task for member in members for sent in self._owed(member) if not sent.elsewhere]
@@ -241,7 +241,7 @@ class Watch:
         waited = now - self._arrived
         is_late = any(overdue(self._owed(member), now) for member in {sent.member for sent in self.sent.values()})
         pause = SAY_SECONDS if is_late else CALM_SECONDS
-        if not quiet and self.sent and waited >= pause and now - self._said.get("", 0.0) >= pause:
+        if not quiet and self.sent and waited >= pause and now - self._said.get("", -math.inf) >= pause:
             self._said[""] = now
             hosts = sorted({sent.member.host for sent in self.sent.values()})
             tasks = [sent.task for sent in self.sent.values()]
