@@ -32,7 +32,7 @@ MEANINGS = {
     "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
 }
 
-BOUND = "`>` stands before what the runs took at least that did not reach it, if too few did."
+BOUND = "`>` stands before a bound: runs that did not reach it count with what they took."
 
 SEEDS = "as the mean over seeds with half the width of its 95 % interval; of two seeds, both values are shown"
 

@@ -29,8 +29,8 @@ class Upload:
     Args:
         value: the models or vectors ``[C, ...]``, float32, with a row for each of the stack's C clients.
         weights: the name of the method that made the upload.
-        scale: for :meth:`mean_by` the clients' weights s_i, ``[C, 1]``, in the mean sum_i s_i v_i / sum_i s_i; otherwise
-            None.
+        scale: for :meth:`mean_by` the clients' weights s_i, ``[C, 1]``, in the mean sum_i s_i v_i / sum_i s_i;
+            otherwise None.
     """
 
     value: Vector
