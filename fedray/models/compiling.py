@@ -4,6 +4,7 @@ original one."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -77,14 +78,17 @@ def traced_gradient(
 
 def _compared(network: Network, x: Any, y: Tensor) -> tuple[GraphModule, float]:
     """Traces a gradient of ``network`` for the mini-batch ``x [b, ...]`` and ``y [b, ...]``. Returns its operations as
-    a graph, and by how much the graph's result differs from the gradient that is not traced, relative to its length."""
+    a graph, and by how much the graph's results (gradient, loss, buffers and metric) differ from those of a gradient
+    that is not traced: the largest difference, relative to the result's length."""
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
     graph = trace(network.pure_gradient, inputs)
+    expected = [network.gradients(network.loaded().rows(1), batch).value, *network.pure_gradient(*inputs)[1:]]
     with torch.no_grad():
-        found = graph(*inputs)[0].flatten()
-    expected = network.gradients(network.loaded().rows(1), batch).value.flatten()
-    return graph, float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+        results = zip(graph(*inputs), expected, strict=True)
+        pairs = [(found.double().flatten(), right.double().flatten()) for found, right in results]
+    off = [float((found - right).norm() / right.norm().clamp(min=1e-12)) for found, right in pairs]
+    return graph, max((each for each in off if not math.isnan(each)), default=math.nan)
 
 
 def _cast(inputs: Any, dtype: torch.dtype) -> Any:

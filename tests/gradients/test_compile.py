@@ -53,6 +53,18 @@ class Branching(nn.Module):
         return self.layer(x if x.sum() > 0 else 2 * x)
 
 
+class Averaging(Branching):
+    """A model with a frozen average of its weights, which each pass puts into other memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = nn.Linear(64, 5).requires_grad_(False)
+
+    def forward(self, x):
+        self.slow.weight.data = 0.9 * self.slow.weight.data + 0.1 * self.layer.weight.data
+        return self.layer(x)
+
+
 def images(clients: int = 3, size: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
     return (
@@ -162,6 +174,13 @@ class TestDecision:
         compiled, line = self.decide(True, trace=lambda: reason)
         assert not compiled
         assert line.startswith("warning: engine.compile=true: gradients are not compiled, because it can't be traced, ")
+
+    def test_what_is_traced_wrongly_is_told(self):
+        """The gradient is right here, but not what the pass does to the frozen average."""
+        x, y = torch.randn(7, 64), torch.zeros(7, dtype=torch.int64)
+        reason = traced_gradient(Averaging(), Task(), False, x, y, ["slow.weight"])
+        assert isinstance(reason, str)
+        assert reason.startswith("what was traced is off by ")
 
     def test_without_a_compiler(self):
         lacking = {"missing": lambda: "no C++ compiler (g++) on node7"}
