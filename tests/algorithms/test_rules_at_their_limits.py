@@ -57,6 +57,15 @@ def test_slowmo_needs_the_momentum_buffers_that_it_keeps_or_averages():
     assert average.traffic == Traffic(vectors_down=1, vectors_up=1)
 
 
+def test_fedtrips_mu_is_shared_among_epochs_and_never_more_than_mu():
+    """Three steps are one and a half epochs of two; a single step is no half of one."""
+    algorithm = made("fedtrip", mu=0.6, mu_per="epoch")
+    data = SimpleNamespace(epoch_steps=lambda: torch.tensor([[2.0], [2.0]]))
+    found = algorithm._mu(SimpleNamespace(J=torch.tensor([[3.0], [1.0]]), data=data))
+    assert found.flatten().tolist() == pytest.approx([0.4, 0.6])
+    assert made("fedtrip", mu=0.6)._mu(None) == 0.6
+
+
 def test_fedsiam_da_keeps_the_first_average_only_if_no_client_is_similar():
     algorithm, server = made("fedsiam_da"), server_of(Cohort((0, 1)))
     ones = Model(torch.ones(3), 3)

@@ -78,6 +78,11 @@ def final(given: dict[str, Any]) -> np.ndarray:
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
 
 
+def test_a_cosine_stays_where_it_has_ended():
+    schedule = made(kind="cosine", final=0.2, rounds=5)
+    assert [schedule.factor(number) for number in (6, 7, 11, 30)] == [0.2] * 4
+
+
 def test_a_run_makes_the_steps_of_torch(tmp_path):
     """Of one client and full batches, FedAvg is SGD, whose rate is that of the round."""
     schedule = {"kind": "cosine", "final": 0.1, "warmup": 2}
