@@ -105,7 +105,7 @@ def test_a_cluster_of_plain_ray_start_is_found_and_shown_the_token(ray_files: Pa
             other.write_text("fedcba9876543210" * 4)
             strange = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(other)}
             for change, remedy in [
-                (home, "RAY_AUTH_MODE=token shows it yours"),
+                (home, "RAY_AUTH_MODE=token, set before Ray is imported, shows it yours"),
                 (home | {"HOME": str(tmp_path / "nobody")}, "copy it from there to ~/.ray/auth_token"),
                 (home | strange, "the token that you show is another one"),
             ]:

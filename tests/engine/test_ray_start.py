@@ -167,6 +167,7 @@ def test_a_token_is_shown_to_clusters_of_this_machine_alone(tmp_path: Path, monk
     for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
     here, named = EngineConfig(), EngineConfig(address="10.0.0.1:6379")
     assert authentication(here) == {}
     (tmp_path / ".ray").mkdir()
@@ -174,5 +175,24 @@ def test_a_token_is_shown_to_clusters_of_this_machine_alone(tmp_path: Path, monk
     for config in (here, EngineConfig(address="auto"), EngineConfig(address="local")):
         assert authentication(config) == {"RAY_AUTH_MODE": "token"}
     assert authentication(named) == {}
+    # it has read the variable by then, and only its daemons would
+    monkeypatch.setitem(sys.modules, "ray", sys)
+    assert authentication(here) == {}
+    monkeypatch.delitem(sys.modules, "ray")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert authentication(here) == {}
+
+
+@pytest.mark.slow
+def test_a_program_that_has_imported_ray_and_has_a_token(tmp_path: Path) -> None:
+    """As in a notebook: Ray's daemons and the program agree on whether a token is shown."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    program = "import ray, sys; from fedray.cli.main import main; raise SystemExit(main(['run', *sys.argv[1:]]))"
+    settings = [f"{key}={value}" for key, value in SETTINGS.items()]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *settings, "engine.kind=ray", "engine.actors=1"],
+        capture_output=True, text=True, cwd=tmp_path, env={**environment, "HOME": str(tmp_path)}, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -158,7 +158,7 @@ def _require_welcome(address: str) -> None:
         if shown and has_token():
             problem = "the token that you show is another one; compare ~/.ray/auth_token or RAY_AUTH_TOKEN_PATH"
         elif has_token():
-            problem = "RAY_AUTH_MODE=token shows it yours"
+            problem = "RAY_AUTH_MODE=token, set before Ray is imported, shows it yours"
         else:
             problem = "copy it from there to ~/.ray/auth_token, and set RAY_AUTH_MODE=token"
         raise UserError(f"the Ray cluster at engine.address={address} asks for a token: {problem}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 from fedray.config import EngineConfig
@@ -18,10 +19,11 @@ def authentication(engine: EngineConfig) -> dict[str, str]:
     A cluster that ``ray start`` has made asks for the token if the user has one. Without this variable, Ray shows the
     token only to a cluster that Ray itself has found. But fedray finds the cluster and passes its address to Ray, so it
     sets the variable. The result is empty if the user has no token, or has named a cluster (``engine.address`` or
-    ``RAY_ADDRESS``), which gets the token only if the user has set the variable, too.
+    ``RAY_ADDRESS``), which gets the token only if the user has set the variable, too. It is also empty if Ray has been
+    imported already: then only Ray's daemons would read the variable, and refuse this process.
     """
     named = (engine.address or os.environ.get("RAY_ADDRESS") or "auto") not in ("auto", "local")
-    if named or not has_token():
+    if named or not has_token() or "ray" in sys.modules:
         return {}
     return {"RAY_AUTH_MODE": "token"}
 
