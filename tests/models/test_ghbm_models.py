@@ -179,5 +179,5 @@ def test_they_are_listed(capsys):
     assert all(name in MODELS and not options_of(MODELS[name]) for name in NAMES)
     assert main(["models"]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"^ghbm_cnn .*\n    GHBM's CNN", text, re.MULTILINE)
+    assert re.search(r"^ghbm_cnn .*\n    The CNN that the authors of GHBM", text, re.MULTILINE)
     assert re.search(r"^resnet20 .*\n    ResNet-20", text, re.MULTILINE)
