@@ -79,7 +79,8 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
         # ray.init may try for minutes if nobody listens at the address, or if it is refused there
         if ":" in address and "://" not in address:
             _connect(address)
-            _require_welcome(address)
+            if hidden or address in (engine.address, os.environ.get("RAY_ADDRESS")):
+                _require_welcome(address)
         ray.init(address=address, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
@@ -147,7 +148,8 @@ def _connect(address: str, seconds: float = 10) -> None:
 
 
 def _require_welcome(address: str) -> None:
-    """Raises :class:`UserError` if the Ray cluster at ``address`` asks for a token that this process does not show."""
+    """Raises :class:`UserError` if the Ray cluster at ``address`` asks for a token that this process does not show. The
+    question takes a second or two, so it is for clusters that may not be this user's."""
     asked = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=WELCOME_SECONDS).stderr
