@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 
 import fedray
@@ -16,6 +17,7 @@ import fedray
 BENCHMARKS = Path(fedray.__file__).parent.parent / "analysis" / "benchmarks"
 
 
+@pytest.mark.slow
 def test_client_steps_of_each_back_end(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
     program = importlib.import_module("chunks")

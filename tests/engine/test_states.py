@@ -244,7 +244,7 @@ def on_two_nodes(local, output, algorithm, fate):
     [
         pytest.param("scaffold", "keep", marks=pytest.mark.slow),
         ("scaffold", "lose"),
-        ("scaffold", "silent"),
+        pytest.param("scaffold", "silent", marks=pytest.mark.slow),
         pytest.param("fedavg", "lose", marks=pytest.mark.slow),
         pytest.param("fedsiam_da", "keep", marks=pytest.mark.slow),
         pytest.param("fedavg", "sums", marks=pytest.mark.slow),
