@@ -41,6 +41,10 @@ class Scene:
             self.lost.append, LIMIT, PATIENCE,
         )  # fmt: skip
 
+    def after_the_first_result(self) -> Scene:
+        self.watch.arrived(self.members[1])
+        return self
+
     def pass_time(self, seconds: float, answers: bool, idle: bool = False) -> None:
         """Second by second, in which the actors answer or do not."""
         for _ in range(round(seconds)):
@@ -52,7 +56,13 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch, ray_cluster: None) -> Scene:
-    return Scene(monkeypatch)
+    return Scene(monkeypatch).after_the_first_result()
+
+
+def test_before_the_first_result_the_user_hears_more(monkeypatch, ray_cluster):
+    scene = Scene(monkeypatch)
+    scene.pass_time(30, answers=True)
+    assert scene.lines == [f"still waiting for 4 clients on one ({seconds} s) ..." for seconds in (5, 15, 25)]
 
 
 def test_one_that_works_is_left_alone(scene):

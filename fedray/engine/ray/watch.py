@@ -22,6 +22,10 @@ ASK_SECONDS = 3.0
 CALM_SECONDS = 60.0
 """The seconds between two lines about actors that simply compute for long."""
 
+FIRST_SECONDS = 5.0
+"""After so many seconds a line says what the first round waits for. It is short, because starting the server may have
+taken nearly as long as the user should be without a line."""
+
 LATE_SECONDS = 2.0
 """A task that takes so many seconds longer than twice the expected time is done by an actor that has nothing to do,
 too. What holds it up may be a connection that is only now being made again after the network has failed."""
@@ -107,11 +111,12 @@ class Watch:
         self.questions: dict[Any, Member] = {}
         self._asked: dict[Member, float] = {}
         self._said: dict[str, float] = {}
-        self._arrived = time.monotonic()
+        self._arrived, self._has_results = time.monotonic(), False
 
     def arrived(self, member: Member) -> None:
         """Notes that a result of the actor ``member`` has come, which is a sign of life, too."""
         self._arrived, member.answers_lost, member.rests = time.monotonic(), 0, 0
+        self._has_results = True
         self._heard(member)
 
     def _heard(self, member: Member) -> None:
@@ -240,8 +245,9 @@ class Watch:
                 self.say(f"no answer from {host} for {silence:.0f} s; {going}")
         waited = now - self._arrived
         is_late = any(overdue(self._owed(member), now) for member in {sent.member for sent in self.sent.values()})
-        pause = SAY_SECONDS if is_late else CALM_SECONDS
-        if not quiet and self.sent and waited >= pause and now - self._said.get("", -math.inf) >= pause:
+        pause = SAY_SECONDS if is_late or not self._has_results else CALM_SECONDS
+        is_long = waited >= (pause if self._has_results else FIRST_SECONDS)
+        if not quiet and self.sent and is_long and now - self._said.get("", -math.inf) >= pause:
             self._said[""] = now
             hosts = sorted({sent.member.host for sent in self.sent.values()})
             tasks = [sent.task for sent in self.sent.values()]
