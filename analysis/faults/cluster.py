@@ -35,6 +35,16 @@ S3 = {
 }
 
 
+def keep_hardware_address(address: str) -> None:
+    """Lets this machine's interface with ``address`` keep its hardware address. That of a bridge is the lowest of those
+    of its ports: when a port is added for a delayed wire, it may change, and the hosts, which know the old one, then
+    send nothing to this machine for a minute."""
+    (line,) = subprocess.check_output(["ip", "-o", "-4", "addr", "show", "to", address], text=True).splitlines()
+    interface = line.split()[1]
+    hardware = Path(f"/sys/class/net/{interface}/address").read_text().strip()
+    subprocess.run(["ip", "link", "set", "dev", interface, "address", hardware], check=True)
+
+
 class Hosts:
     """The hosts of the script in $FEDRAY_TEST_HOSTS, which has its files in ``folder``."""
 
@@ -49,6 +59,7 @@ class Hosts:
             # before the hosts, whose own mount tables are copies of this machine's
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", disk], check=True)
         print(self("up", str(len(HOSTS))), end="", flush=True)
+        keep_hardware_address(HERE)
 
     def __call__(self, *words: str, timeout: float = 120) -> str:
         done = subprocess.run(
