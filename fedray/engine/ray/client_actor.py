@@ -15,7 +15,7 @@ from fedray.engine.ray.cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.packing import Enclosed
 from fedray.engine.state.states import StateFolder
-from fedray.engine.tasks import Handle, PhaseResult, Task
+from fedray.engine.tasks import Handle, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
 from fedray.errors import StateLost, Unreachable
 from fedray.experiment.experiment import Experiment
@@ -65,6 +65,9 @@ class ClientActor:
         server. ``number`` identifies the task; each task that is sent to this actor has a greater one than those
         before."""
         self._running = number
+        if self.experiment.keeps_states and isinstance(task, PhaseTask):
+            # or else the folder could be removed at the end of the run, and be made anew by a state of this task
+            self.worker.clients.states.hold()
         try:
             result = self.worker.run(task)
             if isinstance(result, PhaseResult):
