@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedray.errors import UserError
+
 PORT = 6379
 KEPT = ("PYTHONPATH", "FEDRAY_DATA")
 """Environment variables of this process that processes on the hosts have too."""
@@ -37,8 +39,12 @@ class Hosts:
     @contextlib.contextmanager
     def cluster(self, count: int) -> Iterator[None]:
         """A context in which the first ``count`` hosts are a Ray cluster. Ray lives on a host for as long as the
-        connection to it, so that nothing is left there if this process dies."""
-        ray = shlex.quote(str(Path(sys.executable).with_name("ray")))
+        connection to it, so that nothing is left there if this process dies. Raises :class:`UserError` if this Python
+        has no command ``ray`` beside it."""
+        program = Path(sys.executable).with_name("ray")
+        if not program.exists():
+            raise UserError(f"{program} is not there: hosts start Ray with the command of the Python that runs this")
+        ray = shlex.quote(str(program))
         head = f"exec {ray} start --head --port={PORT} --include-dashboard=false --disable-usage-stats --block"
         worker = f"{self._await_head()}; exec {ray} start --address={self.head} --disable-usage-stats --block"
         with contextlib.ExitStack() as connections:
