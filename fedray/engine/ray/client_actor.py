@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
@@ -66,8 +67,10 @@ class ClientActor:
         before."""
         self._running = number
         if self.experiment.keeps_states and isinstance(task, PhaseTask):
-            # or else the folder could be removed at the end of the run, and be made anew by a state of this task
-            self.worker.clients.states.hold()
+            # or else the folder could be removed at the end of the run, and be made anew by a state of this task; if it
+            # can't be made now, writing the state says so
+            with contextlib.suppress(OSError):
+                self.worker.clients.states.hold()
         try:
             result = self.worker.run(task)
             if isinstance(result, PhaseResult):
