@@ -13,8 +13,8 @@ change with the model; rho, how fast losses do. For FedAvg with full gradients t
 Momentum makes distances larger; the distances of FedNAG and pFedMo are measured without a bound.
 
 Logistic regression on 6,000 images of MNIST with inputs from 0 to 1, 4 clients, eta = 0.01, 1,000 local steps on all of
-a client's samples. delta and rho are the largest values at the models of all rounds, and beta is an upper bound for
-every model: half the largest eigenvalue of the inputs' second moments.
+a client's samples. delta and rho are the largest values at the models after each round, and beta is an upper bound
+for every model: half the largest eigenvalue of the inputs' second moments.
 """
 
 from __future__ import annotations
