@@ -57,7 +57,8 @@ def _clean(options: argparse.Namespace) -> int:
     if options.yes and left:
         print(f"{len(left)} could not be removed")
     elif left:
-        print(f"fedray clean --yes removes the {len(left)} that nobody uses ({_size(left)})")
+        words = "fedray clean --cluster --yes" if options.cluster else "fedray clean --yes"
+        print(f"{words} removes the {len(left)} that nobody uses ({_size(left)})")
     elif not found:
         print("nothing is left")
     return 1 if silent or (options.yes and left) else 0

@@ -14,12 +14,17 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 from command_runs import FAST, done, refused
 
 from fedray import UserError
 from fedray.cli.main import main
 from fedray.config import load
+from fedray.engine.ray.cluster import why_waiting
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve
+from fedray.testing.contracts import small_source
 from fedray.tracking.folder import RunFolder, read_metrics
 
 pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")
@@ -197,6 +202,25 @@ def test_a_cluster_that_nobody_can_join_is_not_waited_for(capsys, ray_cluster, t
     assert "did not start in 3 s" in refused(capsys, *ray)
     record.write_text("provider: [")
     assert "did not start in 3 s" in refused(capsys, *ray)
+
+
+def test_why_an_actor_has_to_wait(ray_cluster):
+    keys = {"algorithm.name": "fedavg", "model.name": "logistic", "data.clients": 2, "engine.cpus_per_actor": 3}
+    experiment = resolve(load(keys), CustomObjects(source=small_source()))[0]
+
+    def becomes(expected):
+        deadline = time.monotonic() + 30
+        while (found := [why_waiting(experiment, actors) for actors in (1, 2)]) != expected:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+
+    actor = ray.remote(num_cpus=3)(dict)
+    becomes(["", ""])
+    first, second = actor.remote(), actor.remote()
+    becomes([": other jobs use the cluster's CPUs", ": the cluster has 4 CPU, and 6 are wanted"])
+    ray.kill(first)
+    becomes(["", ""])
+    ray.kill(second)
 
 
 def command(*arguments):

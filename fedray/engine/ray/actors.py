@@ -12,7 +12,15 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from fedray.engine.ray.client_actor import create_actor
-from fedray.engine.ray.cluster import SAY_SECONDS, actor_count, gpu_share, in_trial_group, living_nodes, shortage
+from fedray.engine.ray.cluster import (
+    SAY_SECONDS,
+    actor_count,
+    gpu_share,
+    in_trial_group,
+    living_nodes,
+    shortage,
+    why_waiting,
+)
 from fedray.engine.ray.stored import StoredData
 from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment.experiment import Experiment
@@ -127,7 +135,8 @@ class Actors:
                 self.close()
                 raise UserError(f"{self._shortage()}: {waiting} of them did not start in {self.patience:g} s")
             if not ready:
-                self.say(f"{self.waiting()} ({time.monotonic() - began:.0f} s) ...")
+                why = why_waiting(self.experiment, self.wanted)
+                self.say(f"{self.waiting()} ({time.monotonic() - began:.0f} s){why} ...")
 
     def waiting(self) -> str:
         """Returns a text that says how many actors have started, and where: ``4 of 6 client actors have started: 2 on

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import yaml
+from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
@@ -214,10 +215,7 @@ def check_resources(experiment: Experiment, actors: int, complete: bool) -> None
     that no machine can join the cluster any more. Raises :class:`UserError`, which says what is needed and what there
     is, if resources are missing and the cluster is complete."""
     engine, total = experiment.config.engine, resources()
-    wanted = {
-        "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
-        "GPU": actors * gpu_share(experiment) + engine.server_gpus,
-    }
+    wanted = _wanted(experiment, actors)
     lacking = {kind: amount for kind, amount in wanted.items() if amount > total.get(kind, 0) + 1e-9}
     if complete and lacking:
         asked = " and ".join(f"{amount:g} {kind}" for kind, amount in lacking.items())
@@ -228,6 +226,31 @@ def check_resources(experiment: Experiment, actors: int, complete: bool) -> None
             f"{shortage(actors, share)}; with {also or 'nothing'} for the server, {asked} are wanted: lower "
             "engine.actors, or the share of each"
         )
+
+
+def _wanted(experiment: Experiment, actors: int) -> dict[str, float]:
+    """Returns how many CPUs and GPUs a run with ``actors`` client actors takes, that of its server included."""
+    engine = experiment.config.engine
+    return {
+        "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
+        "GPU": actors * gpu_share(experiment) + engine.server_gpus,
+    }
+
+
+def why_waiting(experiment: Experiment, actors: int) -> str:
+    """Returns why the server or some of ``actors`` client actors of a run can't start now: ``: other jobs use the
+    cluster's CPUs``, or ``: the cluster has 2 CPU, and 3 are wanted``. It is empty if they have their place, so that
+    only the start itself takes so long."""
+    pending = get_cluster_status(ray.get_runtime_context().gcs_address).resource_demands.ray_task_actor_demand
+    bundles = [each.bundle for demand in pending for each in demand.bundles_by_count]
+    asked = {kind for bundle in bundles for kind, amount in bundle.items() if amount}
+    total = resources()
+    for kind, wanted in _wanted(experiment, actors).items():
+        if wanted and kind in asked:
+            if wanted > total.get(kind, 0) + 1e-9:
+                return f": the cluster has {total.get(kind, 0):g} {kind}, and {wanted:g} are wanted"
+            return f": other jobs use the cluster's {kind}s"
+    return ""
 
 
 def gpu_share(experiment: Experiment) -> float:

@@ -28,6 +28,7 @@ from fedray.engine.ray.cluster import (
     in_trial_group,
     is_complete,
     shortage,
+    why_waiting,
 )
 from fedray.engine.ray.gpu_sharing import shared_gpus
 from fedray.engine.ray.server import ServerActor
@@ -180,7 +181,8 @@ class _Server:
                     self._check_start(now - began)
                 if not self.begun and now - max(heard, said) >= SAY_SECONDS:
                     said = now
-                    self.driver.say(f"waiting for the server to start ({now - began:.0f} s) ...")
+                    why = why_waiting(self.experiment, self.actors)
+                    self.driver.say(f"waiting for the server to start ({now - began:.0f} s){why} ...")
                 continue
             if batch is None:
                 return
