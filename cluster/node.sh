@@ -33,7 +33,7 @@ patiently() { # the same, with a line each ten seconds
   "$@" > "$log" 2>&1 &
   while kill -0 $! 2> /dev/null; do
     sleep 1
-    ((++second % 10)) || echo "  $second s: $(tail -n 1 "$log" | cut -c 1-150)"
+    ((++second % 10)) || echo "  $second s: $(tail -n 1 "$log" | cut -c 1-300)"
   done
   wait $! || { tail -n 20 "$log" >&2; return 1; }
 }
@@ -56,7 +56,11 @@ digest() { # of everything that a running node was started with
 }
 
 installed() { # makes the virtual environment what config.yaml says; pip's further options follow
-  [[ -x $venv/bin/python ]] || quietly "$python" -m venv "$venv"
+  if [[ ! -x $venv/bin/python ]]; then
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+      fail "$HOSTNAME: fedray needs Python 3.10 or later, and \`$python\` is none: change it in config.yaml"
+    quietly "$python" -m venv "$venv" || fail "$HOSTNAME: \`$python -m venv\` failed"
+  fi
   touch source/README.md source/LICENSE # pyproject.toml names them
   [[ -z $install || $(digest) == "$(cat "$venv/fedray-installed" 2> /dev/null)" ]] && return
   # shellcheck disable=SC2086 # several words

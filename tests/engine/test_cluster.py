@@ -54,8 +54,8 @@ def edit(hosts: Hosts) -> str:
     config["provider"].update(head_ip=hosts.addresses[0], worker_ips=[hosts.addresses[1]])
     config["auth"].update(ssh_user="root", ssh_private_key=str(hosts.folder / "id"))
     [settings] = config["initialization_commands"]
-    # nothing to install: the libraries are here, and the package is the synchronized copy
-    for name, value in (("venv", sys.prefix), ("install", '""; export PYTHONPATH=~/.fedray/source')):
+    # nothing to install: the libraries are here
+    for name, value in (("venv", sys.prefix), ("install", '""')):
         settings, count = re.subn(rf"^{name}=.*$", f"{name}={value}", settings, flags=re.MULTILINE)
         assert count == 1
     config["initialization_commands"] = [settings]

@@ -59,8 +59,7 @@ def start_slurm(hosts: Hosts) -> None:
     Path("/run/munge").mkdir(exist_ok=True)
     for host in (1, 2):
         (folder / f"munge{host}").mkdir()
-        (folder / f"home{host}" / ".fedray").mkdir()
-        (folder / f"home{host}" / ".fedray" / "venv").symlink_to(sys.prefix)
+        (folder / f"home{host}" / "fedray-venv").symlink_to(sys.prefix)
         own = f"{folder}/munge{host}"
         hosts.ssh(
             host,
@@ -118,8 +117,13 @@ def test_a_job_that_is_queued_again_gives_the_same_bits(hosts: Hosts) -> None:
     until(lambda: not slurm("squeue --noheader").strip(), 60, state)
     shown = log.read_text(errors="replace")
     assert re.search(r"round \d+ reached before; going on", shown)
+    names = [hosts.ssh(host, "hostname").strip() for host in (1, 2)]
     summary = json.loads((work / "runs" / "slurm" / "summary.json").read_text())
     assert len({process["node"] for process in summary["machine"]["processes"]}) == 2
+    options = "--wait --cpus-per-task=2 --mem=0 --output=doctor.log"
+    slurm(f"sbatch {options} {ROOT}/cluster/slurm.sbatch doctor --cluster || true")
+    examined = (work / "doctor.log").read_text()
+    assert re.findall(r"^(\S+) +2 ", examined, re.MULTILINE) == names, examined
     alone = simulate(settings | {"engine.kind": "local", "run.output": str(hosts.folder / "alone")})
     assert summary["model_sha256"] == alone.summary["model_sha256"]
     for host in (1, 2):

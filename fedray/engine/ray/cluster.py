@@ -305,13 +305,13 @@ def ask_nodes(what: Callable[[], Any], timeout: float, say: Callable[[str], None
     """Calls ``what()`` on all nodes of the cluster at the same time. ``say(line)`` shows a line to the user while nodes
     are waited for.
 
-    Returns a pair for each node: Ray's description of the node (see :func:`living_nodes`), and Ray's reference to the
-    result of ``what()``, or None if the node has not answered within ``timeout`` seconds.
+    Returns a pair for each node, sorted by the nodes' names: Ray's description of the node (see :func:`living_nodes`),
+    and Ray's reference to the result of ``what()``, or None if the node has not answered within ``timeout`` seconds.
     """
     # Ray takes functions only, and what() may be another callable
     function = ray.remote(lambda: what())
     asked = {}
-    for node in living_nodes():
+    for node in sorted(living_nodes(), key=lambda node: str(node["NodeManagerHostname"])):
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         asked[function.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()] = node
     left, waited = list(asked), 0.0
