@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedray.config.section import in_message
+from fedray.config.section import in_message, is_section
+from fedray.config.sections import Config
 from fedray.errors import UserError
 
 EXTENDS, FOR_ALGORITHM = "extends", "for_algorithm"
@@ -15,20 +16,34 @@ EXTENDS, FOR_ALGORITHM = "extends", "for_algorithm"
 Values = dict[str, Any]
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
+def has_value(key: str) -> bool:
+    """Returns whether the dotted ``key`` of a configuration is one that has a value, and not a section. The value may
+    be a mapping, as that of ``task.metrics`` is, which is then replaced as a whole. Keys that only some algorithms or
+    models declare are not known here."""
+    annotation: Any = Config
+    for step in key.split("."):
+        if not is_section(annotation) or step not in annotation.model_fields:
+            return False
+        annotation = annotation.model_fields[step].annotation
+    return not is_section(annotation) and key != FOR_ALGORITHM
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any], prefix: str = "") -> Values:
     """Merges two configurations, each a dict of nested sections such as ``{"train": {"lr": 0.1}}``. Returns the result,
     in which the values of ``above`` replace those of the same keys in ``below``. Sections that are in both are merged
     in turn.
 
-    An empty section (None) in ``above`` replaces nothing.
+    An empty section (None) in ``above`` replaces nothing. ``prefix``, such as ``train.``, is where in the configuration
+    both are.
     """
     found = dict(below)
     for key, value in above.items():
-        there = found.get(key)
-        if value is None and isinstance(there, Mapping):
+        there, full = found.get(key), f"{prefix}{key}"
+        if value is None and isinstance(there, Mapping) and not has_value(full):
             # an empty section replaces nothing
             continue
-        found[key] = merged(there, value) if isinstance(there, Mapping) and isinstance(value, Mapping) else value
+        both = isinstance(there, Mapping) and isinstance(value, Mapping) and not has_value(full)
+        found[key] = merged(there, value, f"{full}.") if both else value
     return found
 
 

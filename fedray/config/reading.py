@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fedray.config.files import FOR_ALGORITHM, for_algorithm, read_extended
+from fedray.config.files import FOR_ALGORITHM, for_algorithm, has_value, read_extended
 from fedray.config.section import in_message, is_section
 from fedray.config.sections import ALGORITHM, Config
 from fedray.config.yaml_text import parse_yaml, problem_of
@@ -134,16 +134,17 @@ def read_file(path: Path) -> dict[str, Any]:
     return {key: value for key, value in (loaded or {}).items() if not str(key).startswith(ASIDE)}
 
 
-def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
+def expand(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a copy of a configuration in which dotted keys have become nested sections: ``{"train": {"lr": 0.1}}``
-    for ``{"train.lr": 0.1}``.
+    for ``{"train.lr": 0.1}``. A mapping that is the value of a key, such as ``task.metrics``, stays as it is.
 
-    Raises :class:`UserError` if a key is below another key that has a value, as ``train.lr.x`` is if ``train.lr`` is
-    0.1.
+    ``prefix``, such as ``train.``, is where in the configuration ``values`` are. Raises :class:`UserError` if a key is
+    below another key that has a value, as ``train.lr.x`` is if ``train.lr`` is 0.1.
     """
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        value = expand(value) if isinstance(value, Mapping) else value
+        whole = has_value(f"{prefix}{key}")
+        value = expand(value, f"{prefix}{key}.") if isinstance(value, Mapping) and not whole else value
         section = nested
         *path, last = str(key).split(".")
         for step in path:
@@ -152,7 +153,7 @@ def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
             section = section[step]
             if not isinstance(section, dict):
                 raise UserError(f"{key} is below {step}, which has a value already")
-        if isinstance(value, dict) and isinstance(section.get(last), dict):
+        if isinstance(value, dict) and isinstance(section.get(last), dict) and not whole:
             section[last] |= value
         else:
             section[last] = value
@@ -167,13 +168,14 @@ def plain(name: str) -> str:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turns nested sections such as ``{"train": {"lr": 0.1}}`` into a dict of their values by dotted key,
-    ``{"train.lr": 0.1}``.
+    ``{"train.lr": 0.1}``. A mapping that is the value of a key, such as ``task.metrics``, stays as it is.
 
     ``prefix`` is put in front of every key, such as ``train.`` if ``values`` are the content of that section.
     """
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        full = f"{prefix}{key}"
+        found |= flat(value, f"{full}.") if isinstance(value, Mapping) and not has_value(full) else {full: value}
     return found
 
 

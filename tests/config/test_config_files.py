@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedray import UserError
 from fedray.cli.main import main
-from fedray.config import load
+from fedray.config import flat, load
 from fedray.config.files import merged
 from fedray.experiment.resolve import resolve
 
@@ -179,3 +179,16 @@ def test_what_is_asked_for_is_not_written_into_what_is_said_of_an_algorithm(tmp_
     config = load(path, ["algorithm.name=slowmo", "algorithm.alpha=0.5"])
     assert config.for_algorithm == {"slowmo": {"algorithm": {"beta": 0.25}}}
     assert config.algorithm.model_extra == {"beta": 0.25, "alpha": 0.5}
+
+
+def test_a_mapping_that_is_a_value_is_replaced_as_a_whole(tmp_path):
+    """The metrics of a file are not added to those of the file that it extends, and their names may have dots."""
+    (tmp_path / "base.yaml").write_text("task.metrics: {one: m.py:one, two: m.py:two}\ntrain: {lr: 0.5}")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: base.yaml\ntask: {metrics: {v1.5: m.py:three}}\ntrain: {momentum: 0.5}"
+    )
+    config = load(tmp_path / "mine.yaml")
+    assert config.task.metrics == {"v1.5": "m.py:three"}
+    assert (config.train.lr, config.train.momentum) == (0.5, 0.5)
+    assert flat(config.model_dump())["task.metrics"] == {"v1.5": "m.py:three"}
+    assert load({"task.metrics": {"a.b": "m.py:c"}}, ["task.metrics={d: m.py:d}"]).task.metrics == {"d": "m.py:d"}
