@@ -152,6 +152,12 @@ class Algorithm:
     """What a client receives and sends in a round."""
     work: Work = Work()
     """What a client computes in a round beyond FedAvg's passes."""
+    traffic_in: Mapping[str, Traffic] = {}
+    """For an algorithm with several phases: what of ``traffic`` a client receives and sends in which phase. A phase
+    that is missing costs clients nothing, because it stands for something that the server does with what it has. If
+    none is named, everything belongs to the phase ``train``, or to the first one if there is no ``train``."""
+    work_in: Mapping[str, Work] = {}
+    """What of ``work`` belongs to which phase, as ``traffic_in``. FedAvg's passes belong to ``train``."""
     needs_received: ClassVar[bool] = False
     """Whether clients need the model that they received at their last participation, as ``client.received``. The engine
     keeps one file for each round, not for each client."""
@@ -363,4 +369,9 @@ class Algorithm:
                 not be used, because ``fedray costs`` calls this method without them.
             forward: the FLOPs of the forward pass of one sample.
         """
+        return 0.0
+
+    def server_flops_beside(self, server: ServerState, forward: float) -> float:
+        """Returns how many of :meth:`server_flops` belong to :meth:`server_training`, which the server computes while
+        clients train. The virtual clock counts the others when the clients have answered. The default is 0."""
         return 0.0

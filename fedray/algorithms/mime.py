@@ -82,7 +82,12 @@ class Mime(MimeLite):
 
     phases = ("gradients", "train")
     traffic = Traffic(vectors_down=2, vectors_up=1)
+    traffic_in = {
+        "gradients": Traffic(models_up=0, vectors_up=1),
+        "train": Traffic(models_down=0, vectors_down=2),
+    }
     work = Work(forwards=1, backwards=1, full_gradients=1)
+    work_in = {"gradients": Work(full_gradients=1), "train": Work(forwards=1, backwards=1)}
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         names = ("x",) if phase == "gradients" else ("x", "s", "c")

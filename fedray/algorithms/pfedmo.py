@@ -163,12 +163,13 @@ class PFedMo(Algorithm):
         return self._personal(client.shared, client.scalars["a"])[0]
 
     def server_flops(self, server: ServerState, forward: float) -> float:
-        cohort = server.cohort
-        steps: int = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
-        batch = min(server.batch_size or server.public_samples, server.public_samples)
         there = server.public_samples if self.hyper.probe_source == "public" else server.test_samples
-        probes: int = min(self.hyper.probe_batch, there) * (len(cohort.ids) + 1)
-        return forward * (3 * steps * batch + probes)
+        probes: int = min(self.hyper.probe_batch, there) * (len(server.cohort.ids) + 1)
+        return self.server_flops_beside(server, forward) + forward * probes
+
+    def server_flops_beside(self, server: ServerState, forward: float) -> float:
+        steps: int = self.hyper.rep_steps or round(sum(server.cohort.steps) / len(server.cohort.steps))
+        return forward * 3 * steps * min(server.batch_size or server.public_samples, server.public_samples)
 
 
 def _mixed(x: Model, x_rep: Model, a: Tensor | float) -> Model:

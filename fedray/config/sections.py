@@ -17,6 +17,7 @@ from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Natural, Positive, Real, Section, Whole, in_message
+from fedray.config.system import SystemConfig
 from fedray.usercode.extensions import Entry
 from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
@@ -296,6 +297,7 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    system: SystemConfig = Field(default_factory=SystemConfig)
     for_algorithm: dict[str, dict[str, Any]] = Field(
         {}, exclude=True, description="what is said for single algorithms: keys by name, used for that of the run"
     )

@@ -54,6 +54,10 @@ class Purpose(IntEnum):
     """The transform of mini-batches (:mod:`fedray.core.transform`)."""
     UPLOAD = 15
     """The steps that uploads pass (:mod:`fedray.core.upload`)."""
+    DEVICE = 16
+    """How fast a client's device and network are, and at which hours it can be reached (``system``)."""
+    ANSWER = 17
+    """Whether a client answers in a round (``system.dropout``)."""
 
 
 class _Unseeded(ISeedSequence):

@@ -42,25 +42,26 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     return [int(size) / total for size in sizes]
 
 
-def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Cohort:
-    """Draws the clients of round ``number`` (from 1), and returns them as a cohort, with their aggregation weights,
-    numbers of samples and local steps, and the rounds since they last took part. ``state`` is what changes in a run
-    from round to round, and ``experiment`` has the settings."""
+def draw_of_round(state: RunState, experiment: Experiment, number: int) -> NDArray[np.int64]:
+    """Draws the clients for round ``number`` (from 1), and returns their ids, sorted. ``state`` is what changes in a
+    run from round to round, and ``experiment`` has the settings. With ``system.over_select`` they are more than a
+    cohort, and those that answer first become it."""
     config = experiment.config
-    chosen = draw_cohort(
+    return draw_cohort(
         np.flatnonzero(state.sizes),
-        experiment.cohort_size,
+        experiment.clients_drawn,
         config.train.sampling,
         config.run.seed,
         config.data.seed or 0,
         number,
     )
-    return cohort_of(chosen, state, experiment, number)
 
 
 def cohort_of(chosen: NDArray[np.int64], state: RunState, experiment: Experiment, number: int) -> Cohort:
     """Returns the clients ``chosen``, sorted ids, as the cohort of round ``number`` (from 1), with their aggregation
-    weights, numbers of samples and local steps, and the rounds since they last took part."""
+    weights, numbers of samples and local steps, and the rounds since they last took part. ``chosen`` may be empty."""
+    if not len(chosen):
+        return Cohort()
     training, sizes = experiment.training, state.sizes
     return Cohort(
         ids=chosen.tolist(),

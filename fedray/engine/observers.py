@@ -20,6 +20,7 @@ from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult
 from fedray.engine.state import checkpoint as checkpoints
 from fedray.engine.state.run import RunState
+from fedray.engine.virtual_time import add_costs
 from fedray.experiment.experiment import Experiment
 from fedray.tracking.columns import DIAGNOSTICS
 from fedray.tracking.costs import bytes_per_client, flops_of_round
@@ -53,7 +54,8 @@ class Observer:
 class Costs(Observer):
     """Adds up what the rounds so far would have cost if they had not been simulated, and writes the totals into columns
     of metrics.csv: ``iterations`` (the local steps of the client that makes the most of them in a round),
-    ``bytes_down`` and ``bytes_up`` (received and sent by all clients) and ``flops`` (of clients and server)."""
+    ``bytes_down`` and ``bytes_up`` (received and sent by all clients) and ``flops`` (of clients and server), and with a
+    virtual clock ``virtual_seconds`` and ``joules``."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         self.state, self.experiment = state, experiment
@@ -61,10 +63,13 @@ class Costs(Observer):
     def trained(self, result: RoundResult) -> None:
         experiment, cohort, costs = self.experiment, result.cohort, self.state.costs
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
-        costs["iterations"] += max(cohort.steps)
-        costs["bytes_down"] += down * len(cohort.ids)
-        costs["bytes_up"] += up * len(cohort.ids)
-        costs["flops"] += flops_of_round(experiment.algorithm, self.state.server, experiment.facts, result.samples)
+        if cohort.ids:
+            costs["iterations"] += max(cohort.steps)
+            costs["bytes_down"] += down * len(cohort.ids)
+            costs["bytes_up"] += up * len(cohort.ids)
+            costs["flops"] += flops_of_round(experiment.algorithm, self.state.server, experiment.facts, result.samples)
+        if result.asked is not None:
+            add_costs(costs, result.asked)
         result.metrics |= costs
 
 
@@ -76,7 +81,7 @@ class Diagnostics(Observer):
         self.state, self.algorithm = state, experiment.algorithm
 
     def trained(self, result: RoundResult) -> None:
-        if not isinstance(self.algorithm, Measured):
+        if not isinstance(self.algorithm, Measured) or not result.cohort.ids:
             return
         for name in DIAGNOSTICS:
             result.metrics[name] = math.fsum(result.log[name]) / len(result.log[name])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
-from fedray.engine.cohorts import cohort_of_round
+from fedray.engine.cohorts import draw_of_round
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
 from fedray.engine.state.run import RunState
@@ -30,7 +30,9 @@ from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import PhaseResult, PhaseTask, working_seconds
+from fedray.engine.virtual_time import VirtualTime
 from fedray.experiment.experiment import Experiment
+from fedray.system.clock import Asked
 
 
 @dataclass
@@ -58,6 +60,7 @@ class RoundResult:
         profile: Maps each purpose, a column of profile.csv such as "gradient", to the seconds that the round spent on
             it.
         diverged: Whether the mean loss of the round or the model is not finite.
+        asked: What became of the clients that were drawn, by the virtual clock; None without one.
     """
 
     number: int
@@ -72,6 +75,7 @@ class RoundResult:
     layers: dict[str, Any] | None = None
     profile: dict[str, float] = field(default_factory=dict)
     diverged: bool = False
+    asked: Asked | None = None
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
         """Adds ``found``, the result of ``task``, to the result of the round: working time, trained models to be saved,
@@ -91,19 +95,43 @@ class RoundResult:
 
 
 def run_round(
-    number: int, state: RunState, experiment: Experiment, cutter: TaskCutter, queue: TaskQueue
+    number: int, state: RunState, experiment: Experiment, cutter: TaskCutter, queue: TaskQueue, time_of: VirtualTime
 ) -> RoundResult:
     """Runs round ``number`` (from 1), and returns its result, which is not yet evaluated. ``state``, which has the
     server's and the clients' states, is updated. ``cutter`` cuts the cohort into tasks, and ``queue`` sends the tasks
-    to the workers."""
+    to the workers. ``time_of`` is the virtual clock, which knows who answers in time. If nobody does, the server's
+    model stays as it is."""
     began = time.perf_counter()
-    server, algorithm = state.server, experiment.algorithm
+    server = state.server
     server.round = number
     server.lr, server.server_lr = experiment.rates(number)
-    server.cohort = cohort_of_round(state, experiment, number)
+    asked = time_of.draw(draw_of_round(state, experiment, number), number)
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])
-    result = RoundResult(number, server.cohort)
+    result = RoundResult(number, server.cohort, asked=asked)
+    compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
+    with queue.profile.measure("transport"):
+        queue.pool.settle()
+    state.commit(number, result.states, queue.pool)
+    result.log |= {name: list(values) for name, values in server.client_scalars.items()}
+    losses = [loss for loss in result.log.get("loss", []) if loss is not None]
+    result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
+    result.metrics = {
+        "round": number,
+        "cohort_size": len(server.cohort.ids),
+        # clients that took no gradient have no loss, which is different from a loss of NaN
+        **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
+        "round_seconds": time.perf_counter() - began,
+    } | compared
+    return result
+
+
+def _train(
+    result: RoundResult, state: RunState, experiment: Experiment, cutter: TaskCutter, queue: TaskQueue
+) -> dict[str, float]:
+    """Runs all phases of the round for its cohort, and adds what workers found to ``result``. Returns the columns of
+    metrics.csv that compare the cohort with other clients (``run.diagnostics``)."""
+    server, algorithm = state.server, experiment.algorithm
     compare = comparison_of(state, experiment, queue)
     server_training = start_server_training(algorithm, server, queue.concurrent, experiment.config.engine.threads)
 
@@ -124,20 +152,7 @@ def run_round(
 
     result.samples = cutter.samples
     cutter.learn(result.worker_seconds)
-    with queue.profile.measure("transport"):
-        queue.pool.settle()
-    state.commit(number, result.states, queue.pool)
-    result.log |= {name: list(values) for name, values in server.client_scalars.items()}
-    losses = [loss for loss in result.log.get("loss", []) if loss is not None]
-    result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
-    result.metrics = {
-        "round": number,
-        "cohort_size": len(server.cohort.ids),
-        # clients that took no gradient have no loss, which is different from a loss of NaN
-        **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
-        "round_seconds": time.perf_counter() - began,
-    } | compare()
-    return result
+    return compare()
 
 
 def start_server_training(

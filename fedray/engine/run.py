@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from safetensors.torch import save_file
 
+from fedray.core.batches import steps_of
 from fedray.core.vectors import Model
 from fedray.data.federated import FederatedData
 from fedray.engine.callbacks import Report
@@ -25,9 +27,11 @@ from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import EvalResult, PhaseResult, ScoreResult
+from fedray.engine.virtual_time import VirtualTime, rows_of
 from fedray.engine.worker import Worker
 from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment
+from fedray.experiment.system import clock_of
 from fedray.tracking.folder import read_metrics
 from fedray.tracking.recorder import Recorder
 from fedray.util.files import replacement_of
@@ -72,6 +76,7 @@ class Run:
         self.queue = TaskQueue(pool, self.profile, self._note, concurrent, overlap)
         chunk = experiment.chunk
         self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
+        self.virtual_time = VirtualTime(clock_of(experiment, data), experiment, state)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
         self.best = Best(experiment, self._save_model)
         local_models = LocalModels(experiment, state.layout, self._save, self._tell)
@@ -113,10 +118,10 @@ class Run:
             if self.stopping.is_set():
                 status = "interrupted"
                 break
-            result = run_round(number, self.state, self.experiment, self.cutter, self.queue)
+            result = run_round(number, self.state, self.experiment, self.cutter, self.queue, self.virtual_time)
             result.profile = self.profile.take()
             yield from self._reports()
-            result.log = self._facts(result) | result.log
+            result.log = self._facts(result.number, result.cohort.ids, result.cohort.steps) | result.log
             self._observe(result)
             if self.queue.finished:
                 yield from self._reports()
@@ -153,17 +158,24 @@ class Run:
                 self.recorder.note(line)
                 self._say(line)
 
-    def _facts(self, result: RoundResult) -> dict[str, Any]:
-        """Returns the columns of clients.parquet that runs of all algorithms have, by name, for the clients of the
-        round's cohort."""
-        cohort = result.cohort
+    def _facts(self, number: int, ids: Sequence[int], steps: Sequence[int]) -> dict[str, Any]:
+        """Returns the columns of clients.parquet that runs of all algorithms have, by name, for the clients ``ids``,
+        which make ``steps`` local steps in round ``number``."""
         return {
-            "round": result.number,
-            "client": list(cohort.ids),
-            **self.data.names_of(cohort.ids),
-            "samples": list(cohort.sizes),
-            "steps": list(cohort.steps),
+            "round": number,
+            "client": list(ids),
+            **self.data.names_of(ids),
+            "samples": [int(self.state.sizes[client]) for client in ids],
+            "steps": list(steps),
         }
+
+    def _facts_of_asked(self, number: int, ids: Sequence[int], trained: Sequence[int]) -> dict[str, Any]:
+        local = self.experiment.training
+        steps = [
+            has * steps_of(int(self.state.sizes[client]), local.batch_size, local.local_steps, local.local_epochs)
+            for client, has in zip(ids, trained, strict=True)
+        ]
+        return self._facts(number, ids, steps)
 
     def _finish_queue(self) -> None:
         if not self.queue.finished:
@@ -178,6 +190,8 @@ class Run:
         """Shows all rounds whose evaluation has ended to the observers, and yields the reports of these rounds."""
         while self._unreported:
             result = self._unreported.pop(0)
+            if result.asked is not None:
+                result.log = rows_of(result.log, result.asked, partial(self._facts_of_asked, result.number))
             for observer in self.observers:
                 observer.evaluated(result)
             self._reported = result

@@ -26,6 +26,7 @@ from fedray.experiment.model import ModelStage, model_stage
 from fedray.experiment.named import named_uploads, with_named
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.stage import with_settings
+from fedray.experiment.system import SystemStage, system_stage
 from fedray.experiment.training import TrainingStage, training_stage
 from fedray.models import find_model
 from fedray.tracking.diagnostics import measured
@@ -66,8 +67,9 @@ def resolve(
     data = data_stage(config, custom, algorithm, map_all)
     training = training_stage(config, custom, algorithm, data.data)
     model = model_stage(config, named, head, data.data, training)
+    system = system_stage(config, data.data, training, model)
     execution = execution_stage(config, around, data, training, model)
-    return _experiment(config, named, upload, data, training, model, execution), data.data
+    return _experiment(config, named, upload, data, training, model, system, execution), data.data
 
 
 @neutral()
@@ -95,10 +97,11 @@ def _experiment(
     data: DataStage,
     training: TrainingStage,
     model: ModelStage,
+    system: SystemStage,
     execution: ExecutionStage,
 ) -> Experiment:
     """Puts together the experiment from the answers of the stages."""
-    stages = (data, training, model, execution)
+    stages = (data, training, model, system, execution)
     algorithm, diagnostics = training.algorithm, config.run.diagnostics
     return Experiment(
         config=with_settings(config, ChainMap(*(dict(stage.settings) for stage in stages))),
@@ -111,6 +114,7 @@ def _experiment(
         training=training.local,
         rounds=training.rounds,
         cohort_size=training.cohort_size,
+        clients_drawn=system.draws,
         weighting=training.weighting,
         device=execution.device,
         vectorize=execution.vectorize,
@@ -118,7 +122,7 @@ def _experiment(
         compile=execution.compile,
         replay=execution.replay,
         notes=tuple(note for stage in stages for note in stage.notes),
-        inputs=inputs_of(custom, upload, data, training, model, execution.make()),
+        inputs=inputs_of(custom, upload, data, training, model, execution.make()) | system.digests,
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},
         upload=upload,

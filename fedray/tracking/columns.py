@@ -9,7 +9,7 @@ METRICS = (
 )  # fmt: skip
 """The columns of every metrics.csv. The algorithm and the configuration may add others after them."""
 
-CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps")
+CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps", "outcome")
 """The columns of clients.parquet that identify the client, and say what it trained on. TensorBoard shows all others."""
 
 DIAGNOSTICS = ("drift", "spread", "alignment")
@@ -44,6 +44,7 @@ TAGS = {
     "bytes_up": "cost/bytes_up",
     "flops": "cost/flops",
     "virtual_seconds": "time/virtual_seconds",
+    "joules": "cost/joules",
     "round_seconds": "time/round_seconds",
     "wall_seconds": "time/wall_seconds",
 }

@@ -7,10 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedray.algorithms import Algorithm, Cohort, ServerState, Traffic, Work
 from fedray.core.batches import steps_of
 from fedray.core.local_training import LocalTraining
 from fedray.models.inspection import ModelFacts
+from fedray.system.clock import PhaseCost
 
 BYTES_PER_NUMBER = 4
 
@@ -81,16 +85,37 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
     return round(down), round(up)
 
 
-def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
+def client_flops(work: Work, facts: ModelFacts, load: Load, passes: float = 3) -> float:
     """Returns the number of FLOPs that clients compute in a round: those of a forward and a backward pass over each
     mini-batch, and those of the algorithm's additional ``work``. A backward pass counts as two forward passes.
 
     ``facts`` has the model's number of parameters and the FLOPs of its forward pass. ``load`` is the amount of local
-    training, summed over the clients.
+    training, summed over the clients. ``passes`` is how many forward passes FedAvg's own pass over a mini-batch counts:
+    3, or 0 for a phase in which it does not happen.
     """
-    passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
+    passes = (passes + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * arithmetic(work, load)
+
+
+def costs_by_phase(
+    algorithm: Algorithm, facts: ModelFacts, training: LocalTraining, sizes: NDArray[np.int64]
+) -> list[PhaseCost]:
+    """Returns what clients receive, send and compute in each phase of a round, in the order of the phases. ``facts``
+    describe the model, ``training`` has the settings of local training, and ``sizes [N]`` are the clients' numbers of
+    samples."""
+    trains = "train" if "train" in algorithm.phases else algorithm.phases[0]
+    traffic_in = algorithm.traffic_in or {trains: algorithm.traffic}
+    work_in = algorithm.work_in or {trains: algorithm.work}
+    different, places = np.unique(sizes, return_inverse=True)
+    loads = [load_of(int(size), training) if size else Load(0, 0, 0) for size in different]
+    found = []
+    for phase in algorithm.phases:
+        work, passes = work_in.get(phase), 3 if phase == trains else 0
+        flops = np.array([client_flops(work, facts, load, passes) if work else 0.0 for load in loads])
+        down, up = bytes_per_client(traffic_in[phase], facts) if phase in traffic_in else (0, 0)
+        found.append(PhaseCost(phase, down, up, flops[places]))
+    return found
 
 
 def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:

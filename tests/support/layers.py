@@ -6,7 +6,7 @@ LAYERS = [
     ("remote",),
     ("usercode",),
     ("config", "core"),
-    ("data", "gradients"),
+    ("data", "gradients", "system"),
     ("client", "models"),
     ("algorithms",),
     ("tracking",),

@@ -165,6 +165,8 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
         wanted.append("virtual_distance")
     if config.run.diagnostics == "all_clients":
         wanted += ["cohort_error", *(["momentum_error"] if experiment.algorithm.momentum_window else [])]
+    if config.system.is_on:
+        wanted.append("joules")
     return [name for name in wanted if name not in METRICS]
 
 

@@ -1,0 +1,148 @@
+"""The keys of the section ``system``: the virtual clock, which says how long rounds would take on clients' devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from fedray.config.section import Real, Section, in_message
+from fedray.errors import near_miss
+
+FORMS = {"lognormal": ("median", "sigma"), "uniform": ("least", "most"), "choice": ()}
+"""The distributions from which a number can be drawn for each client, with what their lists contain."""
+
+OF_DEVICES = ("flops_per_second", "down_mbps", "up_mbps", "latency_ms", "watts")
+"""The keys that say what a client's device and its network are, which are also the columns of ``system.devices``."""
+
+def _drawn(value: Any) -> Any:
+    """Checks a number that is the same for all clients, or a mapping that says from which distribution it is drawn for
+    each client: ``{lognormal: [median, sigma]}``, ``{uniform: [least, most]}``, or ``{choice: [...]}``."""
+    if not isinstance(value, Mapping):
+        return value
+    forms = ", ".join(f"{{{name}: [{', '.join(of) or '...'}]}}" for name, of in FORMS.items())
+    if len(value) != 1:
+        raise ValueError(f"must be a number, or one of {forms}")
+    ((name, numbers),) = value.items()
+    if name not in FORMS:
+        raise ValueError(f"must be a number, or one of {forms}, not {name!r}{near_miss(str(name), FORMS)}")
+    wanted = FORMS[name]
+    if not isinstance(numbers, list) or not numbers or (wanted and len(numbers) != len(wanted)):
+        raise ValueError(f"must be {name}: [{', '.join(wanted) or '...'}], not {in_message(numbers)}")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number) or number < 0:
+            raise ValueError(f"{name}: must have numbers of at least 0, not {in_message(number)}")
+    if name == "uniform" and numbers[0] > numbers[1]:
+        raise ValueError(f"uniform: [{numbers[0]:g}, {numbers[1]:g}] must begin with the smaller number")
+    return {name: [float(number) for number in numbers]}
+
+
+Drawn = Annotated[Real | dict[str, list[float]], BeforeValidator(_drawn)]
+"""A number that all clients have, or a distribution from which each client's is drawn once."""
+
+
+def least(value: Any) -> float:
+    """Returns the smallest number that ``value``, a number or a distribution, can be."""
+    if not isinstance(value, Mapping):
+        return float(value)
+    ((name, numbers),) = value.items()
+    return float(numbers[0] if name == "lognormal" else min(numbers))
+
+
+class SystemConfig(Section):
+    """The section ``system`` of the configuration: the devices and networks of the clients and of the server, who can
+    be reached and when, and how long the server waits. Without these keys there is no virtual clock.
+    """
+
+    flops_per_second: Drawn | None = Field(
+        None, description="FLOPs that a client computes in a second of training; unset: computing takes no time"
+    )
+    down_mbps: Drawn | None = Field(
+        None, description="10^6 bits that a client receives in a second; unset: receiving takes no time"
+    )
+    up_mbps: Drawn | None = Field(
+        None, description="10^6 bits that a client sends in a second; unset: sending takes no time"
+    )
+    latency_ms: Drawn | None = Field(None, description="milliseconds before a client receives, and before it sends")
+    watts: Drawn | None = Field(None, description="power that a client's device takes while it takes part")
+    devices: str | dict[str, Real] | None = Field(
+        None,
+        description="what the clients' devices are: a profile, {profile: share, ...}, or a CSV file with a line for "
+        "each client",
+    )
+    networks: str | dict[str, Real] | None = Field(
+        None, description="what the clients' networks are: a profile, or {profile: share, ...}"
+    )
+    server_flops_per_second: Real | None = Field(
+        None, gt=0, description="FLOPs that the server computes in a second; unset: its computing takes no time"
+    )
+    server_mbps: Real | None = Field(
+        None, gt=0, description="10^6 bits a second that all clients that receive or send at once share; unset: no limit"
+    )
+    availability: str | dict[str, Any] | None = Field(
+        None,
+        description="when clients can be reached: a CSV file with the columns client, from, to (seconds), or "
+        "{from: hour, to: hour} of each day, with shift: hours (a number, or drawn for each client)",
+    )
+    dropout: Real = Field(0.0, ge=0, lt=1, description="probability that a client of a cohort never answers")
+    deadline_seconds: Real | None = Field(
+        None, gt=0, description="seconds of a phase after which the server waits for no further client"
+    )
+    over_select: Real = Field(
+        1.0, ge=1, description="draw so many times as many clients, and use those that answer first"
+    )
+    on_late: Literal["drop", "keep"] = Field(
+        "drop",
+        description="clients after the deadline; drop: they leave the round, keep: the server waits for all that answer",
+    )
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a virtual clock, because a key says something about time or about who answers."""
+        return self != type(self)()
+
+    @field_validator("devices", "networks")
+    @classmethod
+    def _check_shares(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            if not value or min(value.values()) < 0 or not math.isclose(sum(value.values()), 1, abs_tol=1e-9):
+                shares = ", ".join(f"{name}: {share:g}" for name, share in value.items())
+                raise ValueError(f"must have shares of at least 0 that add up to 1, not {{{shares}}}")
+        return value
+
+    @field_validator(*OF_DEVICES)
+    @classmethod
+    def _check_least(cls, value: Any, info: Any) -> Any:
+        if value is not None:
+            smallest, may_be_zero = least(value), info.field_name in ("latency_ms", "watts")
+            if smallest < 0 or (smallest == 0 and not may_be_zero):
+                raise ValueError(f"must be {'at least' if may_be_zero else 'above'} 0, not {in_message(value)}")
+        return value
+
+    @field_validator("availability")
+    @classmethod
+    def _check_hours(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        form = "must be a CSV file, or {from: hour, to: hour, shift: hours}"
+        if unknown := [name for name in value if name not in ("from", "to", "shift")]:
+            raise ValueError(f"{form}, not {unknown[0]!r}{near_miss(str(unknown[0]), ('from', 'to', 'shift'))}")
+        for name in ("from", "to"):
+            hour = value.get(name)
+            if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 <= hour <= 24:
+                raise ValueError(f"{form}, with an hour from 0 to 24 as {name}, not {in_message(hour)}")
+        if value["from"] % 24 == value["to"] % 24:
+            raise ValueError(f"begins and ends at the same hour, {value['from']:g}")
+        shift = _drawn(value.get("shift", 0))
+        if isinstance(shift, bool) or not isinstance(shift, (int, float, dict)) or least(shift) < 0:
+            raise ValueError(f"{form}, with hours of at least 0 as shift, not {in_message(shift)}")
+        return {"from": float(value["from"]), "to": float(value["to"]), "shift": shift}
+
+    @model_validator(mode="after")
+    def _check_waiting(self) -> SystemConfig:
+        if self.on_late == "keep" and self.over_select > 1:
+            raise ValueError("system.on_late=keep waits for all clients, and system.over_select for the first ones only")
+        if self.on_late == "keep" and self.deadline_seconds is None:
+            raise ValueError("system.on_late is for runs with system.deadline_seconds")
+        return self

@@ -1,0 +1,108 @@
+"""The system stage: the virtual clock, from ``system.*``.
+
+It decides whether there is one, and says before the first round what it will show, and what nobody can meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedray.config import Config
+from fedray.config.system import SystemConfig
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError
+from fedray.experiment.experiment import Experiment
+from fedray.experiment.model import ModelStage
+from fedray.experiment.stage import Stage
+from fedray.experiment.training import TrainingStage
+from fedray.system.availability import availability_of
+from fedray.system.clock import Clock, PhaseCost
+from fedray.system.devices import devices_of, is_table
+from fedray.tracking.costs import costs_by_phase
+from fedray.util.files import sha256_of_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemStage(Stage):
+    """What the system stage has decided. ``draws`` is how many clients are drawn for a round: the cohort, or more with
+    ``system.over_select``. ``digests`` has those of the files that ``system`` names, by key."""
+
+    draws: int
+    digests: dict[str, str]
+
+
+def system_stage(config: Config, data: FederatedData, training: TrainingStage, model: ModelStage) -> SystemStage:
+    """Reads what ``config`` says about the clients' devices, and checks it. ``data``, ``training`` and ``model`` are
+    what was decided about these.
+
+    Raises :class:`UserError` if a file is wrong, there are too few clients to draw more than a cohort, or no client can
+    meet the deadline.
+    """
+    system, cohort = config.system, training.cohort_size
+    if not system.is_on:
+        return SystemStage(settings={}, draws=cohort, digests={})
+    draws = math.ceil(cohort * system.over_select - 1e-9)
+    if draws > data.active:
+        raise UserError(
+            f"system.over_select={system.over_select:g} draws {draws} clients for a cohort of {cohort}, and only "
+            f"{data.active} have samples"
+        )
+    phases = costs_by_phase(training.algorithm, model.facts, training.local, data.sizes())
+    clock = _clock(system, phases, data, cohort, config.run.seed)
+    files = {key: str(value) for key in ("devices", "availability") if is_table(value := getattr(system, key))}
+    paths = {f"system.{key}": str(Path(path).absolute()) for key, path in files.items()}
+    return SystemStage(
+        settings=paths,
+        draws=draws,
+        digests={key: sha256_of_file(Path(path)) for key, path in paths.items()},
+        notes=tuple(_notes(clock, np.flatnonzero(data.sizes()))),
+    )
+
+
+def clock_of(experiment: Experiment, data: FederatedData) -> Clock | None:
+    """Returns the virtual clock of a run of ``experiment`` on ``data``, or None if ``system`` says nothing."""
+    system = experiment.config.system
+    if not system.is_on:
+        return None
+    phases = costs_by_phase(experiment.algorithm, experiment.facts, experiment.training, data.sizes())
+    return _clock(system, phases, data, experiment.cohort_size, experiment.config.run.seed)
+
+
+def _clock(system: SystemConfig, phases: list[PhaseCost], data: FederatedData, cohort: int, seed: int) -> Clock:
+    names = data.client_names
+    devices = devices_of(system, data.clients, seed, names)
+    return Clock(system, devices, availability_of(system.availability, data.clients, seed, names), phases, cohort, seed)
+
+
+def _notes(clock: Clock, present: NDArray[np.int64]) -> Iterator[str]:
+    """Yields lines about what the clients with samples, ``present``, will take. Raises :class:`UserError` if none of
+    them can meet the deadline of a phase."""
+    system = clock.system
+    for place, phase in enumerate(clock.phases):
+        alone = clock.alone(place)[present]
+        of_phase = f" in phase {phase.name}" if len(clock.phases) > 1 else ""
+        if alone.any():
+            yield (
+                f"virtual clock: a client takes {np.median(alone):.3g} s{of_phase} in the median ({alone.min():.3g} to "
+                f"{alone.max():.3g})"
+            )
+        if system.deadline_seconds is None or system.on_late == "keep":
+            continue
+        fastest = int(present[alone.argmin()])
+        if alone.min() > system.deadline_seconds:
+            raise UserError(
+                f"system.deadline_seconds={system.deadline_seconds:g} is less than even the fastest client, {fastest}, "
+                f"needs{of_phase}: {clock.arithmetic(place, fastest)}"
+            )
+        late = int((alone > system.deadline_seconds).sum())
+        if late:
+            yield (
+                f"warning: {late} of the {len(present)} clients can never meet "
+                f"system.deadline_seconds={system.deadline_seconds:g}{of_phase}, and never count"
+            )

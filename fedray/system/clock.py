@@ -1,0 +1,218 @@
+"""The virtual clock of synchronous rounds: who answers in time, and how long each round takes.
+
+A phase begins with the broadcast. A client needs, for a latency of l seconds, D and U bytes down and up, and F FLOPs,
+    l + 8 D / (down_mbps 10^6) + F / flops_per_second + l + 8 U / (up_mbps 10^6)
+seconds, longer if it has to share the server's connection (``system.server_mbps``). The phase ends when the last client
+that is waited for has answered, or at the deadline. Phases follow each other; what the server computes beside the
+clients takes time only where it is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedray.config.system import SystemConfig
+from fedray.core.seeds import Purpose, stream
+from fedray.system.availability import Always
+from fedray.system.devices import Devices
+from fedray.system.transfers import Journeys, Leg
+
+USED, LATE, DROPPED, UNAVAILABLE = "used", "late", "dropped", "unavailable"
+"""What became of a client that was drawn: the column ``outcome`` of clients.parquet."""
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """What a client receives, sends and computes in the phase ``name``: two numbers of bytes, and its FLOPs, ``[N]``
+    for N clients."""
+
+    name: str
+    down: int
+    up: int
+    flops: NDArray[np.float64]
+
+
+@dataclass
+class Asked:
+    """What became of the clients that were drawn for a round.
+
+    Attributes:
+        ids: The clients' numbers, sorted.
+        outcomes: For each client "used", "late", "dropped" or "unavailable".
+        seconds: The virtual seconds that each client took, ``[len(ids)]``; NaN if it did not answer.
+        duration: The virtual seconds from the first broadcast to the end of the last phase.
+        joules: What the devices took, NaN if the power of one is not known.
+        bytes_down, bytes_up, flops: What clients that were not used have received, sent and computed in vain.
+    """
+
+    ids: NDArray[np.int64]
+    outcomes: list[str]
+    seconds: NDArray[np.float64]
+    duration: float = 0.0
+    joules: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    flops: float = 0.0
+
+    @property
+    def used(self) -> NDArray[np.int64]:
+        """The numbers of the clients whose answers are used: the round's cohort, sorted."""
+        return self.ids[np.array([outcome == USED for outcome in self.outcomes], bool)]
+
+
+@dataclass
+class Clock:
+    """The virtual clock of a run with synchronous rounds.
+
+    Args:
+        system: The section ``system`` of the configuration.
+        devices: The clients' devices and networks.
+        availability: When clients can be reached.
+        phases: What clients receive, send and compute in each phase of a round.
+        cohort: How many answers the server waits for: the size of the cohort.
+        seed: ``run.seed``, by which it is drawn who does not answer.
+    """
+
+    system: SystemConfig
+    devices: Devices
+    availability: Always
+    phases: Sequence[PhaseCost]
+    cohort: int
+    seed: int
+    _alone: list[NDArray[np.float64]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._alone = [self._seconds_alone(phase) for phase in self.phases]
+
+    def ask(self, number: int, ids: NDArray[np.int64], now: float, beside: Mapping[str, float] | None = None) -> Asked:
+        """Returns what becomes of the clients ``ids`` (sorted), which were drawn for round ``number`` (from 1) that
+        begins at the virtual second ``now``.
+
+        ``beside`` says, by the name of a phase, how many seconds after the beginning of the round the server is ready
+        for it, because it computes something beside the clients first.
+        """
+        asked = Asked(ids, [USED] * len(ids), np.zeros(len(ids)))
+        until = self.availability.until(ids, now)
+        self._mark(asked, until <= now, UNAVAILABLE)
+        silent = self._silent(number, len(ids))
+        time = 0.0
+        for place, phase in enumerate(self.phases):
+            time = max(time, (beside or {}).get(phase.name, 0.0))
+            there = np.flatnonzero([outcome == USED for outcome in asked.outcomes])
+            took = self._took(place, ids[there])
+            took[silent[there] | (now + time + took > until[there])] = math.inf
+            needed = min(self.cohort, len(there)) if place == 0 else len(there)
+            used, length = self._answers(took, needed)
+            in_time = np.zeros(len(there), bool)
+            in_time[used] = True
+            asked.seconds[there] += took
+            self._mark(asked, there[~in_time & np.isinf(took)], DROPPED)
+            self._mark(asked, there[~in_time & np.isfinite(took)], LATE)
+            time += length
+        asked.duration = time if len(asked.used) else max(time, self._idle(asked, now))
+        self._count(asked)
+        asked.seconds[~np.isfinite(asked.seconds)] = math.nan
+        return asked
+
+    def seconds_of_server(self, flops: float) -> float:
+        """Returns how many virtual seconds the server needs for so many FLOPs of its own."""
+        speed = self.system.server_flops_per_second
+        return flops / speed if speed else 0.0
+
+    def alone(self, place: int) -> NDArray[np.float64]:
+        """Returns how many seconds each of the N clients takes for the phase with the number ``place`` if it has the
+        server for itself, ``[N]``."""
+        return self._alone[place]
+
+    def arithmetic(self, place: int, client: int) -> str:
+        """Returns how the seconds of :meth:`alone` come about for one client, as a text."""
+        phase, devices = self.phases[place], self.devices
+        first, second = legs(devices, phase, client)
+        most = 1e6 * (self.system.server_mbps or math.inf)
+        down, up = (8 * count / min(leg.most, most) for count, leg in ((phase.down, first), (phase.up, second)))
+        computing, latency = phase.flops[client] / devices.flops_per_second[client], devices.latency_ms[client] / 1000
+        return (
+            f"{self.alone(place)[client]:.4g} s = {latency:.3g} s of latency + {down:.3g} s for {phase.down:,} bytes down "
+            f"+ {computing:.3g} s for {phase.flops[client]:.3g} FLOPs + {latency:.3g} s + {up:.3g} s for {phase.up:,} up"
+        )
+
+    def _seconds_alone(self, phase: PhaseCost) -> NDArray[np.float64]:
+        if not (phase.down or phase.up or phase.flops.any()):
+            # what happens at the server only costs the clients nothing, not even a latency
+            return np.zeros(len(phase.flops))
+        shared = 1e6 * (self.system.server_mbps or math.inf)
+        devices, latency = self.devices, self.devices.latency_ms / 1000
+        down = 8 * phase.down / np.minimum(1e6 * devices.down_mbps, shared)
+        up = 8 * phase.up / np.minimum(1e6 * devices.up_mbps, shared)
+        return np.asarray(latency + down + phase.flops / devices.flops_per_second + latency + up)
+
+    def _took(self, place: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns how many seconds each of the clients ``ids`` takes for a phase that they begin together."""
+        phase, shared = self.phases[place], self.system.server_mbps
+        if shared is None or not (phase.down or phase.up):
+            return self._alone[place][ids]
+        journeys = Journeys(1e6 * shared)
+        for client in ids.tolist():
+            journeys.launch(client, 0.0, legs(self.devices, phase, client))
+        found = {}
+        while (arrival := journeys.next()) is not None:
+            found[arrival[1]] = arrival[0]
+        return np.array([found[client] for client in ids.tolist()])
+
+    def _silent(self, number: int, count: int) -> NDArray[np.bool_]:
+        """Draws which of ``count`` clients never answer in round ``number``."""
+        if not self.system.dropout:
+            return np.zeros(count, bool)
+        return stream(self.seed, Purpose.ANSWER, number).random(count) < self.system.dropout
+
+    def _answers(self, took: NDArray[np.float64], needed: int) -> tuple[NDArray[np.int64], float]:
+        """Returns which clients the server uses, as places in ``took``, and after how many seconds the phase ends.
+        ``took`` are the seconds after which they answer, infinity if they never do."""
+        deadline = self.system.deadline_seconds
+        limit = math.inf if deadline is None or self.system.on_late == "keep" else deadline
+        # a stable sort: who answers at the same moment is used in the order of their numbers
+        order = np.argsort(took, kind="stable")
+        used = order[np.isfinite(took[order]) & (took[order] <= limit)][:needed]
+        last = float(took[used].max()) if len(used) else 0.0
+        if len(used) < needed and deadline is not None:
+            # somebody has not answered: the server can't know that it waits in vain
+            return used, max(last, deadline)
+        return used, last
+
+    def _mark(self, asked: Asked, which: NDArray[np.generic], outcome: str) -> None:
+        for place in (np.flatnonzero(which) if which.dtype == bool else which).tolist():
+            asked.outcomes[place] = outcome
+
+    def _idle(self, asked: Asked, now: float) -> float:
+        """Returns how many seconds a round takes in which no client can be used: until the deadline, or without one
+        until the first of its clients can be reached, if any ever can."""
+        if self.system.deadline_seconds is not None:
+            return self.system.deadline_seconds
+        starts = (self.availability.next_start(client, now) for client in asked.ids.tolist())
+        first = min(starts, default=math.inf)
+        return first - now if math.isfinite(first) else 0.0
+
+    def _count(self, asked: Asked) -> None:
+        """Adds up the energy of the clients, and what those that were not used have done in vain."""
+        outcomes = np.array(asked.outcomes)
+        late, busy = asked.ids[outcomes == LATE], np.isfinite(asked.seconds) & (outcomes != UNAVAILABLE)
+        asked.joules = math.fsum(self.devices.watts[asked.ids[busy]] * asked.seconds[busy])
+        asked.seconds[outcomes == UNAVAILABLE] = math.nan
+        dropped = int((outcomes == DROPPED).sum())
+        asked.bytes_down = self.phases[0].down * dropped + sum(phase.down for phase in self.phases) * len(late)
+        asked.bytes_up = sum(phase.up for phase in self.phases) * len(late)
+        asked.flops = math.fsum(float(phase.flops[late].sum()) for phase in self.phases)
+
+
+def legs(devices: Devices, phase: PhaseCost, client: int) -> list[Leg]:
+    """Returns what ``client`` does in ``phase``: it receives, and then computes and sends."""
+    latency = devices.latency_ms[client] / 1000
+    return [
+        Leg(latency, 8.0 * phase.down, 1e6 * devices.down_mbps[client]),
+        Leg(phase.flops[client] / devices.flops_per_second[client] + latency, 8.0 * phase.up, 1e6 * devices.up_mbps[client]),
+    ]

@@ -1,0 +1,125 @@
+"""The devices and networks of the clients: given by a file, by profiles, or drawn from distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from fedray.config.system import OF_DEVICES, SystemConfig
+from fedray.core.seeds import Purpose, stream
+from fedray.errors import UserError, near_miss
+from fedray.system.tables import read_table
+
+Numbers = NDArray[np.float64]
+
+WITHOUT = {"flops_per_second": np.inf, "down_mbps": np.inf, "up_mbps": np.inf, "latency_ms": 0.0, "watts": np.nan}
+"""What a client has of which nothing is said: what it does takes no time, and its power is unknown."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What the clients' devices and networks are, a number ``[N]`` for each of the N clients: FLOPs per second of
+    training, 10^6 bits per second received and sent, milliseconds of latency, and watts (NaN if unknown)."""
+
+    flops_per_second: Numbers
+    down_mbps: Numbers
+    up_mbps: Numbers
+    latency_ms: Numbers
+    watts: Numbers
+
+
+@cache
+def profiles(kind: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the profiles that come with fedray, by name, each as a dict with some of the keys of ``system`` and its
+    ``source``. ``kind`` is ``devices`` or ``networks``."""
+    text = (Path(__file__).parent / "profiles.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Mapping[str, Any]] = yaml.safe_load(text)[kind]
+    return found
+
+
+def is_table(value: Any) -> bool:
+    """Returns whether ``value``, that of ``system.devices``, names a CSV file and not a profile."""
+    return isinstance(value, str) and (value.endswith(".csv") or "/" in value)
+
+
+def devices_of(system: SystemConfig, clients: int, seed: int, names: Sequence[str] | None = None) -> Devices:
+    """Returns the devices and networks of N = ``clients`` clients, as the section ``system`` describes them. What is
+    drawn depends on ``seed`` alone. ``names`` are the clients' names, if the data have some.
+
+    A number that ``system`` gives itself, as ``system.watts``, takes the place of that of a profile. Raises
+    :class:`UserError` if a profile is unknown, or a file lacks a client or has it twice.
+    """
+    columns = {name: np.full(clients, value) for name, value in WITHOUT.items()}
+    if is_table(system.devices):
+        columns |= _from_table(system, clients, names)
+    else:
+        for number, kind in enumerate(("devices", "networks")):
+            if (asked := getattr(system, kind)) is not None:
+                columns |= _from_profiles(kind, asked, clients, seed, number, columns)
+    for number, name in enumerate(OF_DEVICES, start=2):
+        if (asked := getattr(system, name)) is not None:
+            columns[name] = drawn(asked, clients, stream(seed, Purpose.DEVICE, number))
+    return Devices(**columns)
+
+
+def drawn(asked: Any, clients: int, generator: np.random.Generator) -> Numbers:
+    """Returns a number ``[clients]`` for each client. ``asked`` is the number of all of them, or a distribution from
+    which each is drawn: ``{"lognormal": [median, sigma]}``, ``{"uniform": [least, most]}``, ``{"choice": [...]}``."""
+    if not isinstance(asked, Mapping):
+        return np.full(clients, float(asked))
+    ((name, numbers),) = asked.items()
+    if name == "lognormal":
+        return np.asarray(numbers[0] * np.exp(numbers[1] * generator.standard_normal(clients)))
+    if name == "uniform":
+        return numbers[0] + (numbers[1] - numbers[0]) * generator.random(clients)
+    return np.array(numbers)[generator.integers(len(numbers), size=clients)]
+
+
+def _from_profiles(
+    kind: str, asked: str | Mapping[str, float], clients: int, seed: int, number: int, columns: Mapping[str, Numbers]
+) -> dict[str, Numbers]:
+    """Returns the columns that profiles give. Each profile gets its share of the clients, rounded; which ones is
+    drawn."""
+    known, shares = profiles(kind), {asked: 1.0} if isinstance(asked, str) else dict(asked)
+    for name in shares:
+        if name not in known:
+            raise UserError(f"system.{kind}: there is no profile {name!r}{near_miss(name, known)}")
+    until = np.rint(np.cumsum(list(shares.values())) * clients).astype(np.int64)
+    order = stream(seed, Purpose.DEVICE, number).permutation(clients)
+    found: dict[str, Numbers] = {}
+    for name, begin, end in zip(shares, [0, *until[:-1]], until, strict=True):
+        for column in OF_DEVICES:
+            if column in known[name]:
+                found.setdefault(column, columns[column].copy())[order[begin:end]] = known[name][column]
+    return found
+
+
+def _from_table(system: SystemConfig, clients: int, names: Sequence[str] | None) -> dict[str, Numbers]:
+    said = [name for name in (*OF_DEVICES, "networks") if getattr(system, name) is not None]
+    table = read_table(str(system.devices), "system.devices", ("client",), OF_DEVICES, clients, names)
+    if both := [name for name in said if name in table or name == "networks"]:
+        raise UserError(f"system.{both[0]} is also said by the file system.devices={system.devices}: give one of them")
+    path, seen = system.devices, np.bincount(table["client"].astype(np.int64), minlength=clients)
+    for count, wrong in ((0, "lacks"), (2, "has more than one line for")):
+        clients_so = np.flatnonzero(seen == 0 if count == 0 else seen >= count)
+        if len(clients_so):
+            more = f" and {len(clients_so) - 1} others" if len(clients_so) > 1 else ""
+            raise UserError(f"system.devices={path} {wrong} client {clients_so[0]}{more} (it needs one for each of {clients})")
+    order = np.argsort(table["client"])
+    columns = {name: values[order] for name, values in table.items() if name != "client"}
+    for name, values in columns.items():
+        zero_too = name in ("latency_ms", "watts")
+        wrong_at = np.flatnonzero(~(values >= 0 if zero_too else values > 0))
+        if len(wrong_at):
+            bound = "at least 0" if zero_too else "above 0"
+            raise UserError(
+                f"system.devices={path}: {name} of client {wrong_at[0]} must be {bound}, not {values[wrong_at[0]]:g}"
+            )
+    return columns

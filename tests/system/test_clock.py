@@ -1,0 +1,125 @@
+"""The virtual clock against schedules that were computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedray.config import load
+from fedray.system.availability import Always, Listed
+from fedray.system.clock import Clock, PhaseCost
+from fedray.system.devices import Devices
+
+MILLION = 1e6
+
+
+def clock(cohort=5, availability=None, phases=None, speeds=(1e6, 5e5, 2.5e5, 1e6, 1e6), mbps=1.0, latency=500.0, **keys):
+    """Five clients. Alone each takes, with these phases, 4 s and a million FLOPs in the first, and half as many and 2 s
+    in the second."""
+    count = len(speeds)
+    devices = Devices(np.array(speeds), *(np.full(count, x) for x in (mbps, mbps, latency, 2.0)))
+    phases = phases or [
+        PhaseCost("train", 125_000, 250_000, np.full(count, 1e6)), PhaseCost("score", 0, 125_000, np.full(count, 5e5))
+    ]  # fmt: skip
+    system = load({f"system.{key}": value for key, value in keys.items()}).system
+    return Clock(system, devices, availability or Always(), phases, cohort, seed=0)
+
+
+def ask(made, ids=range(5), **given):
+    return made.ask(1, np.array(ids, np.int64), **{"now": 0.0, **given})
+
+
+def test_a_round_of_two_phases_lasts_until_the_slowest_has_answered_in_each():
+    found = ask(clock())
+    assert found.outcomes == ["used"] * 5
+    # first phase: 4 + 1, 2 or 4; second: 2 + 0.5, 1 or 2
+    assert found.seconds.tolist() == [7.5, 9.0, 12.0, 7.5, 7.5]
+    assert found.duration == 8.0 + 4.0
+    assert found.joules == 2.0 * sum(found.seconds)
+    assert (found.bytes_down, found.bytes_up, found.flops) == (0, 0, 0)
+
+
+def test_late_dropped_and_unavailable():
+    # client 3 goes away after three seconds, and client 4 comes later
+    times = Listed([[0], [0], [0], [0], [100]], [[500], [500], [500], [3], [200]])
+    found = ask(clock(availability=times, deadline_seconds=7))
+    assert found.outcomes == ["used", "used", "late", "dropped", "unavailable"]
+    assert found.used.tolist() == [0, 1]
+    # the server waits until the deadline, as clients 2 and 3 have not answered; then 3 s for client 1
+    assert found.duration == 7.0 + 3.0
+    assert found.seconds[:3].tolist() == [7.5, 9.0, 8.0]
+    assert np.isnan(found.seconds[3:]).all()
+    # in vain: client 2 all of the first phase, as if it had gone on; client 3 has received
+    assert found.bytes_down == 2 * 125_000
+    assert (found.bytes_up, found.flops) == (375_000, 1.5e6)
+    assert found.joules == 2.0 * (7.5 + 9.0 + 8.0)
+    kept = ask(clock(availability=times, deadline_seconds=7, on_late="keep"))
+    assert kept.outcomes == ["used", "used", "used", "dropped", "unavailable"]
+    assert kept.duration == 8.0 + 4.0
+    # without a deadline it is taken to notice at once that client 3 is gone
+    assert ask(clock(availability=times)).duration == 8.0 + 4.0
+
+
+def test_what_the_server_computes_beside_the_clients_takes_time_where_it_is_waited_for():
+    assert ask(clock(), beside={"score": 7.0}).duration == 8.0 + 4.0
+    assert ask(clock(), beside={"score": 9.0}).duration == 9.0 + 4.0
+    made = clock(server_flops_per_second=100.0)
+    assert made.seconds_of_server(250.0) == 2.5
+    assert clock().seconds_of_server(250.0) == 0.0
+
+
+def test_the_first_to_answer_are_used():
+    found = ask(clock(cohort=3, over_select=5 / 3))
+    # clients 0, 3 and 4 answer at the same moment
+    assert found.outcomes == ["used", "late", "late", "used", "used"]
+    assert found.duration == 5.0 + 2.5
+    found = ask(clock(cohort=2, over_select=2.5))
+    assert found.outcomes == ["used", "late", "late", "used", "late"]
+    # with one that is gone, fewer than five can be waited for
+    times = Listed([[0]] * 5, [[500], [500], [500], [500], [1]])
+    assert ask(clock(cohort=4, availability=times, over_select=1.25)).duration == 8.0 + 4.0
+
+
+def test_a_round_without_anybody():
+    never = Listed([[1000]] * 5, [[2000]] * 5)
+    found = ask(clock(availability=never, deadline_seconds=30), now=10.0)
+    assert (found.duration, len(found.used), found.joules) == (30.0, 0, 0.0)
+    assert ask(clock(availability=never), now=10.0).duration == 990.0
+    assert ask(clock(availability=never), now=5000.0).duration == 0.0
+    assert math.isclose(clock(dropout=0.999, deadline_seconds=7).ask(1, np.arange(5), 0.0).duration, 7.0)
+
+
+def test_a_phase_of_the_server_alone_costs_clients_nothing():
+    phases = [PhaseCost("train", 125_000, 0, np.zeros(5)), PhaseCost("score", 0, 0, np.zeros(5))]
+    found = ask(clock(phases=phases))
+    assert found.duration == 0.5 + 1.0 + 0.5
+
+
+def test_a_connection_that_is_shared():
+    """Two clients that could receive and send 2 Mb/s share 1 Mb/s: both have received after 2 s, and compute for 1 and
+    2 s. From 3 to 4 the first sends alone, 10^6 of its 2 10^6 bits; then both, until 6; then the second alone."""
+    phase = PhaseCost("train", 125_000, 250_000, np.array([1e6, 2e6]))
+    found = clock(2, None, [phase], (1e6, 1e6), 2.0, 0.0, server_mbps=1).ask(1, np.arange(2), 0.0)
+    assert found.seconds.tolist() == [6.0, 7.0]
+    # 3 Mb/s are enough for one of them, and for both a limit of 1.5 Mb/s
+    found = clock(2, None, [phase], (1e6, 1e6), 2.0, 0.0, server_mbps=3).ask(1, np.arange(2), 0.0)
+    first = 2 / 3 + 1 + 1
+    # from there the second has a third of a second alone before, at 2 Mb/s
+    assert found.seconds.tolist() == pytest.approx([first, 2 / 3 + 2 + 1])
+
+
+def test_who_does_not_answer_is_drawn_for_each_round():
+    made = clock(dropout=0.3, deadline_seconds=100)
+    gone = [[outcome == "dropped" for outcome in made.ask(number, np.arange(5), 0.0).outcomes] for number in range(1, 2001)]
+    assert np.mean(gone, axis=0) == pytest.approx([0.3] * 5, abs=0.04)
+    again = clock(dropout=0.3, deadline_seconds=100)
+    assert [outcome == "dropped" for outcome in again.ask(77, np.arange(5), 0.0).outcomes] == gone[76]
+    together = np.corrcoef(np.array(gone, float).T)
+    assert np.abs(together - np.eye(5)).max() < 0.1
+
+
+def test_times_do_not_depend_on_when_a_round_begins():
+    made = clock(server_mbps=1.5)
+    assert ask(made, now=1e6).seconds.tolist() == ask(made).seconds.tolist()
