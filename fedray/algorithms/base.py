@@ -152,11 +152,11 @@ class Algorithm:
     """What a client receives and sends in a round."""
     work: Work = Work()
     """What a client computes in a round beyond FedAvg's passes."""
-    traffic_in: Mapping[str, Traffic] = {}
+    traffic_in: ClassVar[Mapping[str, Traffic]] = {}
     """For an algorithm with several phases: what of ``traffic`` a client receives and sends in which phase. A phase
     that is missing costs clients nothing, because it stands for something that the server does with what it has. If
     none is named, everything belongs to the phase ``train``, or to the first one if there is no ``train``."""
-    work_in: Mapping[str, Work] = {}
+    work_in: ClassVar[Mapping[str, Work]] = {}
     """What of ``work`` belongs to which phase, as ``traffic_in``. FedAvg's passes belong to ``train``."""
     needs_received: ClassVar[bool] = False
     """Whether clients need the model that they received at their last participation, as ``client.received``. The engine

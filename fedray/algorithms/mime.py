@@ -8,7 +8,7 @@ for cross-device federated learning. NeurIPS 2021 (arXiv 2008.03606).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -82,12 +82,15 @@ class Mime(MimeLite):
 
     phases = ("gradients", "train")
     traffic = Traffic(vectors_down=2, vectors_up=1)
-    traffic_in = {
+    traffic_in: ClassVar[Mapping[str, Traffic]] = {
         "gradients": Traffic(models_up=0, vectors_up=1),
         "train": Traffic(models_down=0, vectors_down=2),
     }
     work = Work(forwards=1, backwards=1, full_gradients=1)
-    work_in = {"gradients": Work(full_gradients=1), "train": Work(forwards=1, backwards=1)}
+    work_in: ClassVar[Mapping[str, Work]] = {
+        "gradients": Work(full_gradients=1),
+        "train": Work(forwards=1, backwards=1),
+    }
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         names = ("x",) if phase == "gradients" else ("x", "s", "c")

@@ -42,8 +42,9 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], prefix: str = "")
         if value is None and isinstance(there, Mapping) and not has_value(full):
             # an empty section replaces nothing
             continue
-        both = isinstance(there, Mapping) and isinstance(value, Mapping) and not has_value(full)
-        found[key] = merged(there, value, f"{full}.") if both else value
+        if isinstance(there, Mapping) and isinstance(value, Mapping) and not has_value(full):
+            value = merged(there, value, f"{full}.")
+        found[key] = value
     return found
 
 

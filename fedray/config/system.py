@@ -17,6 +17,7 @@ FORMS = {"lognormal": ("median", "sigma"), "uniform": ("least", "most"), "choice
 OF_DEVICES = ("flops_per_second", "down_mbps", "up_mbps", "latency_ms", "watts")
 """The keys that say what a client's device and its network are, which are also the columns of ``system.devices``."""
 
+
 def _drawn(value: Any) -> Any:
     """Checks a number that is the same for all clients, or a mapping that says from which distribution it is drawn for
     each client: ``{lognormal: [median, sigma]}``, ``{uniform: [least, most]}``, or ``{choice: [...]}``."""
@@ -79,7 +80,9 @@ class SystemConfig(Section):
         None, gt=0, description="FLOPs that the server computes in a second; unset: its computing takes no time"
     )
     server_mbps: Real | None = Field(
-        None, gt=0, description="10^6 bits a second that all clients that receive or send at once share; unset: no limit"
+        None,
+        gt=0,
+        description="10^6 bits a second that all clients that receive or send at once share; unset: no limit",
     )
     availability: str | dict[str, Any] | None = Field(
         None,
@@ -95,8 +98,9 @@ class SystemConfig(Section):
     )
     on_late: Literal["drop", "keep"] = Field(
         "drop",
-        description="clients after the deadline; drop: they leave the round, keep: the server waits for all that answer",
+        description="clients after the deadline; drop: they leave the round, keep: all that answer are waited for",
     )
+
     @property
     def is_on(self) -> bool:
         """Whether there is a virtual clock, because a key says something about time or about who answers."""
@@ -105,10 +109,10 @@ class SystemConfig(Section):
     @field_validator("devices", "networks")
     @classmethod
     def _check_shares(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            if not value or min(value.values()) < 0 or not math.isclose(sum(value.values()), 1, abs_tol=1e-9):
-                shares = ", ".join(f"{name}: {share:g}" for name, share in value.items())
-                raise ValueError(f"must have shares of at least 0 that add up to 1, not {{{shares}}}")
+        numbers = list(value.values()) if isinstance(value, dict) else [1]
+        if not numbers or min(numbers) < 0 or not math.isclose(sum(numbers), 1, abs_tol=1e-9):
+            shares = ", ".join(f"{name}: {share:g}" for name, share in value.items())
+            raise ValueError(f"must have shares of at least 0 that add up to 1, not {{{shares}}}")
         return value
 
     @field_validator(*OF_DEVICES)
@@ -142,7 +146,9 @@ class SystemConfig(Section):
     @model_validator(mode="after")
     def _check_waiting(self) -> SystemConfig:
         if self.on_late == "keep" and self.over_select > 1:
-            raise ValueError("system.on_late=keep waits for all clients, and system.over_select for the first ones only")
+            raise ValueError(
+                "system.on_late=keep waits for all clients, and system.over_select for the first ones only"
+            )
         if self.on_late == "keep" and self.deadline_seconds is None:
             raise ValueError("system.on_late is for runs with system.deadline_seconds")
         return self

@@ -42,13 +42,13 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     return [int(size) / total for size in sizes]
 
 
-def draw_of_round(state: RunState, experiment: Experiment, number: int) -> NDArray[np.int64]:
-    """Draws the clients for round ``number`` (from 1), and returns their ids, sorted. ``state`` is what changes in a
-    run from round to round, and ``experiment`` has the settings. With ``system.over_select`` they are more than a
+def draw_of(present: NDArray[np.int64], experiment: Experiment, number: int) -> NDArray[np.int64]:
+    """Draws the clients for round ``number`` (from 1), and returns their ids, sorted. ``present`` are the ids of the
+    clients that have samples, and ``experiment`` has the settings. With ``system.over_select`` they are more than a
     cohort, and those that answer first become it."""
     config = experiment.config
     return draw_cohort(
-        np.flatnonzero(state.sizes),
+        present,
         experiment.clients_drawn,
         config.train.sampling,
         config.run.seed,

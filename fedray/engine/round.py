@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
-from fedray.engine.cohorts import draw_of_round
+from fedray.engine.cohorts import draw_of
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
 from fedray.engine.state.run import RunState
@@ -105,7 +105,7 @@ def run_round(
     server = state.server
     server.round = number
     server.lr, server.server_lr = experiment.rates(number)
-    asked = time_of.draw(draw_of_round(state, experiment, number), number)
+    asked = time_of.draw(draw_of(np.flatnonzero(state.sizes), experiment, number), number)
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])
     result = RoundResult(number, server.cohort, asked=asked)

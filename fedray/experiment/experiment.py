@@ -38,7 +38,7 @@ class Experiment:
     ``config`` is resolved: ``auto`` and null are replaced by values. ``module()`` makes the model, and ``facts`` says
     what is known about the model, such as its number of parameters and its FLOPs. ``task`` has the loss and the
     metrics. ``training`` has the settings of clients' local training, and ``weighting`` says how clients are weighted:
-    by ``samples`` or ``uniform``. ``rounds`` and ``cohort_size`` are the numbers of rounds and of clients in a round, and
+    by ``samples`` or ``uniform``. ``rounds`` and ``cohort_size`` are the numbers of rounds and of clients in a round.
     ``clients_drawn`` is how many are drawn for it, which are more with ``system.over_select``.
     ``device`` is cpu or cuda. ``vectorize`` says whether clients are trained in stacks (as rows of one tensor), of at
     most ``chunk`` clients. ``compile`` and ``replay`` say whether gradients are compiled, and whether their operations

@@ -70,8 +70,8 @@ def compare(
         paths: run folders, or folders that contain run folders at any depth; also their URIs.
         by: dotted keys that distinguish the groups of an environment. By default these are all keys except the ones
             about data, task and model (:func:`~fedray.results.grouping.group_runs`).
-        x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds`` or
-            ``wall_seconds``.
+        x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds``,
+            ``joules`` or ``wall_seconds``.
         targets: values of the main metric, such as 0.9. By default they are the values of ``run.targets`` that all runs
             of an environment have, or else the mean of the baseline's final values.
         baseline: the name of a group or an algorithm, with which the other groups are compared; FedAvg by default.

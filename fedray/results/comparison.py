@@ -82,8 +82,8 @@ class ComparisonTables:
         """What it took each group to reach each target: a DataFrame with a row for each group and target.
 
         Its columns are ``environment`` and ``group`` (their names), the keys in which groups differ, the columns of
-        :func:`~fedray.results.outcomes.reaching` (such as ``rounds_to``), and ``rounds_speedup``, ``bytes_speedup``,
-        ``flops_speedup`` and ``seconds_speedup``, which are the baseline's amounts divided by the group's.
+        :func:`~fedray.results.outcomes.reaching` (such as ``rounds_to``), and ``rounds_speedup`` and so on, which
+        are the baseline's amounts divided by the group's.
         """
         return _frame([row for each in self.environments for row in each.targets])
 

@@ -11,6 +11,7 @@ AXES = {
     "bytes": "bytes",
     "flops": "flops",
     "virtual_seconds": "virtual_seconds",
+    "joules": "joules",
     "wall_seconds": "wall_seconds",
 }
 """The axes of curves, each with its column in metrics.csv."""

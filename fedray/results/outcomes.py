@@ -14,8 +14,12 @@ from fedray.results.statistics import holm, mean_and_margin, median_to_reach, pa
 
 T = TypeVar("T", bound=Hashable)
 
-AMOUNTS = {"rounds": "round", "bytes": "bytes", "flops": "flops", "seconds": "wall_seconds"}
-"""The units in which the costs of runs are counted, each with its column in metrics.csv."""
+AMOUNTS = {
+    "rounds": "round", "bytes": "bytes", "flops": "flops", "virtual_seconds": "virtual_seconds", "joules": "joules",
+    "seconds": "wall_seconds",
+}  # fmt: skip
+"""The units in which the costs of runs are counted, each with its column in metrics.csv. A cost that a run has not
+recorded is NaN."""
 
 
 def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = None) -> dict[str, Any]:
@@ -29,7 +33,8 @@ def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = No
     - ``bests``, ``best``, ``best_margin``: the same for the best evaluation of each run.
     - ``lasts``, ``last``, ``last_margin``: the same for the mean over the evaluations in the last rounds of each run.
       The argument ``last`` is the number of these rounds; None means the last ten evaluations.
-    - ``rounds``, ``bytes``, ``flops``, ``seconds``: the costs of a whole run, as means over the runs.
+    - ``rounds``, ``bytes``, ``flops``, ``virtual_seconds``, ``joules``, ``seconds``: the costs of a whole run, as means
+      over the runs.
     """
     ended = [run for run in runs if not run.diverged]
     found: dict[str, Any] = {"runs": len(runs), "diverged": len(runs) - len(ended)}
@@ -52,10 +57,9 @@ def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> di
 
     - ``target``; ``runs``: the number of runs; ``reached``: how many reached the target; ``diverged``: how many
       diverged.
-    - ``rounds_to``, ``bytes_to``, ``flops_to``, ``seconds_to``: the cost of reaching the target, as a median over the
-      runs. It is infinite if at least half of the runs did not reach the target.
-    - ``rounds_bound``, ``bytes_bound``, ``flops_bound``, ``seconds_bound``: numbers that are shown instead of infinite
-      medians, as in ``> 40`` (:func:`to_reach`).
+    - ``rounds_to`` and so on, for each of :data:`AMOUNTS`: the cost of reaching the target, as a median over the runs.
+      It is infinite if at least half of the runs did not reach the target.
+    - ``rounds_bound`` and so on: numbers that are shown instead of infinite medians, as in ``> 40`` (:func:`to_reach`).
     """
     firsts = [run.first_to_reach(target, measure) for run in runs]
     found: dict[str, Any] = {
@@ -78,6 +82,8 @@ def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None
     (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The cost of a run with None counts as infinite. The bound
     is the median of the runs' :func:`least_costs`, or NaN if this is infinite, too.
     """
+    if all(run.rows[column].isna().all() for run in runs):
+        return math.nan, math.nan
     amounts = [math.inf if first is None else float(first[column]) for first in firsts]
     bound = median_to_reach(least_costs(runs, firsts, column))
     return median_to_reach(amounts), bound if math.isfinite(bound) else math.nan

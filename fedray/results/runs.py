@@ -52,7 +52,8 @@ class RecordedRun:
 
     ``settings`` is its configuration by dotted key. ``summary`` and ``inputs`` are the contents of summary.json
     (status, main metric, versions and so on) and inputs.json (digests of data and code). ``rows`` is metrics.csv, with
-    a row for each round and an additional column ``bytes``, the sum of ``bytes_down`` and ``bytes_up``.
+    a row for each round and an additional column ``bytes``, the sum of ``bytes_down`` and ``bytes_up``. The columns
+    ``virtual_seconds`` and ``joules`` are NaN without a virtual clock.
     """
 
     folder: Path
@@ -248,4 +249,5 @@ def _read_rows(folder: Path, rounds: int) -> pd.DataFrame:
         raise UserError(f"metrics.csv is damaged: it lacks {', '.join(lacking)}")
     if not rounds or rows["round"].tolist() != [*range(1, rounds + 1)]:
         raise UserError(f"metrics.csv is damaged: it does not have each of the {rounds} rounds once")
-    return rows.assign(bytes=rows["bytes_down"] + rows["bytes_up"])
+    of_clock = {name: rows.get(name, np.nan) for name in ("virtual_seconds", "joules")}
+    return rows.assign(bytes=rows["bytes_down"] + rows["bytes_up"], **of_clock)

@@ -89,10 +89,11 @@ def figure_of(
     return figure, list(axes[:panels])
 
 
-UNIT_OF_AXIS = {"bytes": "B", "flops": "FLOP", "virtual_seconds": "s", "wall_seconds": "s"}
+UNIT_OF_AXIS = {"bytes": "B", "flops": "FLOP", "virtual_seconds": "s", "joules": "J", "wall_seconds": "s"}
 LABEL_OF_AXIS = {
     "rounds": "rounds", "iterations": "local steps of a client", "bytes": "bytes that all clients exchanged",
-    "flops": "FLOPs of clients and server", "virtual_seconds": "virtual seconds", "wall_seconds": "seconds",
+    "flops": "FLOPs of clients and server", "virtual_seconds": "virtual seconds",
+    "joules": "joules of all clients", "wall_seconds": "seconds",
 }  # fmt: skip
 
 

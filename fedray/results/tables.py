@@ -17,8 +17,11 @@ from fedray.results.statistics import with_interval
 
 UNITS = ("", "k", "M", "G", "T", "P", "E")
 
-AMOUNTS = {"rounds": ("rounds", ""), "bytes": ("bytes", "B"), "FLOPs": ("flops", "FLOP"), "seconds": ("seconds", "")}
-"""The columns about costs, each with the key of its number and its unit."""
+AMOUNTS = {
+    "rounds": ("rounds", ""), "bytes": ("bytes", "B"), "FLOPs": ("flops", "FLOP"),
+    "virtual seconds": ("virtual_seconds", ""), "joules": ("joules", "J"), "seconds": ("seconds", ""),
+}  # fmt: skip
+"""The columns about costs, each with the key of its number and its unit. Those that no run has are left out."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,12 @@ def _reached(comparison: ComparisonTables, environment: Environment) -> pd.DataF
 
 def _took(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     reached = {"": [row["group"] for row in rows], "reached": [f"{row['reached']} of {row['runs']}" for row in rows]}
-    return pd.DataFrame(
-        reached | {title: [_to_target(row, name, unit) for row in rows] for title, (name, unit) in AMOUNTS.items()}
-    )
+    amounts = {
+        title: [_to_target(row, name, unit) for row in rows]
+        for title, (name, unit) in AMOUNTS.items()
+        if not all(math.isnan(row[f"{name}_to"]) for row in rows)
+    }
+    return pd.DataFrame(reached | amounts)
 
 
 def _to_target(row: Mapping[str, Any], name: str, unit: str) -> str:
@@ -90,7 +96,11 @@ def _clients(comparison: ComparisonTables, environment: Environment) -> pd.DataF
 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    amounts = {title: [in_units(row[name], unit) for row in rows] for title, (name, unit) in AMOUNTS.items()}
+    amounts = {
+        title: [in_units(row[name], unit) for row in rows]
+        for title, (name, unit) in AMOUNTS.items()
+        if title == "rounds" or not all(math.isnan(row[name]) for row in rows)
+    }
     return pd.DataFrame({"": [row["group"] for row in rows], **amounts})
 
 

@@ -62,7 +62,9 @@ class Asked:
     @property
     def used(self) -> NDArray[np.int64]:
         """The numbers of the clients whose answers are used: the round's cohort, sorted."""
-        return self.ids[np.array([outcome == USED for outcome in self.outcomes], bool)]
+        chosen = np.array([outcome == USED for outcome in self.outcomes], bool)
+        found: NDArray[np.int64] = self.ids[chosen]
+        return found
 
 
 @dataclass
@@ -136,9 +138,10 @@ class Clock:
         most = 1e6 * (self.system.server_mbps or math.inf)
         down, up = (8 * count / min(leg.most, most) for count, leg in ((phase.down, first), (phase.up, second)))
         computing, latency = phase.flops[client] / devices.flops_per_second[client], devices.latency_ms[client] / 1000
+        flops = float(phase.flops[client])
         return (
-            f"{self.alone(place)[client]:.4g} s = {latency:.3g} s of latency + {down:.3g} s for {phase.down:,} bytes down "
-            f"+ {computing:.3g} s for {phase.flops[client]:.3g} FLOPs + {latency:.3g} s + {up:.3g} s for {phase.up:,} up"
+            f"{self.alone(place)[client]:.4g} s = {latency:.3g} s of latency + {down:.3g} s for {phase.down:,} bytes "
+            f"down + {computing:.3g} s for {flops:.3g} FLOPs + {latency:.3g} s + {up:.3g} s for {phase.up:,} up"
         )
 
     def _seconds_alone(self, phase: PhaseCost) -> NDArray[np.float64]:
@@ -214,5 +217,9 @@ def legs(devices: Devices, phase: PhaseCost, client: int) -> list[Leg]:
     latency = devices.latency_ms[client] / 1000
     return [
         Leg(latency, 8.0 * phase.down, 1e6 * devices.down_mbps[client]),
-        Leg(phase.flops[client] / devices.flops_per_second[client] + latency, 8.0 * phase.up, 1e6 * devices.up_mbps[client]),
+        Leg(
+            phase.flops[client] / devices.flops_per_second[client] + latency,
+            8.0 * phase.up,
+            1e6 * devices.up_mbps[client],
+        ),
     ]

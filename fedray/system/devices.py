@@ -78,7 +78,7 @@ def drawn(asked: Any, clients: int, generator: np.random.Generator) -> Numbers:
     if name == "lognormal":
         return np.asarray(numbers[0] * np.exp(numbers[1] * generator.standard_normal(clients)))
     if name == "uniform":
-        return numbers[0] + (numbers[1] - numbers[0]) * generator.random(clients)
+        return np.asarray(numbers[0] + (numbers[1] - numbers[0]) * generator.random(clients))
     return np.array(numbers)[generator.integers(len(numbers), size=clients)]
 
 
@@ -111,7 +111,9 @@ def _from_table(system: SystemConfig, clients: int, names: Sequence[str] | None)
         clients_so = np.flatnonzero(seen == 0 if count == 0 else seen >= count)
         if len(clients_so):
             more = f" and {len(clients_so) - 1} others" if len(clients_so) > 1 else ""
-            raise UserError(f"system.devices={path} {wrong} client {clients_so[0]}{more} (it needs one for each of {clients})")
+            raise UserError(
+                f"system.devices={path} {wrong} client {clients_so[0]}{more} (it needs one for each of {clients})"
+            )
     order = np.argsort(table["client"])
     columns = {name: values[order] for name, values in table.items() if name != "client"}
     for name, values in columns.items():

@@ -56,9 +56,7 @@ def _numbers(cells: pd.Series[str], column: str, where: str) -> NDArray[np.float
     return values
 
 
-def _clients(
-    cells: pd.Series[str], clients: int, names: Sequence[str] | None, where: str
-) -> NDArray[np.float64]:
+def _clients(cells: pd.Series[str], clients: int, names: Sequence[str] | None, where: str) -> NDArray[np.float64]:
     number_of = {str(number): number for number in range(clients)} | {
         name: number for number, name in enumerate(names or ())
     }

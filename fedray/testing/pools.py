@@ -21,7 +21,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.api import simulate
 from fedray.config import load
 from fedray.core.vectors import Model
-from fedray.engine.cohorts import cohort_of, draw_of_round
+from fedray.engine.cohorts import cohort_of, draw_of
 from fedray.engine.cutting import Part, Sent, TaskCutter, task_of
 from fedray.engine.local_engine import make_pool
 from fedray.engine.opening import open_run
@@ -194,7 +194,7 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
     server.round, server.lr = 1, 0.1
-    server.cohort = cohort_of(draw_of_round(state, run.experiment, 1), state, run.experiment, 1)
+    server.cohort = cohort_of(draw_of(np.flatnonzero(state.sizes), run.experiment, 1), state, run.experiment, 1)
     state.earlier.remember(1, server["x"])
     sent: list[Sent] = []
     for phase in algorithm.phases:

@@ -187,7 +187,8 @@ def summarize(
     The keys ``final``, ``best`` and ``last10`` are the last value of the main metric on the test set, its best value,
     and the mean of its last ten values. ``targets`` has an entry for each of ``run.targets``: None if the metric did
     not reach it, and otherwise a dict with the first round that did (``round``), and the ``bytes``, ``flops`` and
-    ``seconds`` of the run up to this round. fedray/tracking/README.md explains all keys.
+    ``seconds`` of the run up to this round, and with a virtual clock
+    ``virtual_seconds`` and ``joules``. fedray/tracking/README.md explains all keys.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}
@@ -199,6 +200,7 @@ def summarize(
             "bytes": int(first["bytes_down"] + first["bytes_up"]),
             "flops": float(first["flops"]),
             "seconds": float(first["wall_seconds"]),
+            **_of_clock(first),
         }  # fmt: skip
     end = int(metrics["round"].max()) if len(metrics) else 0
     last_rounds = None
@@ -221,6 +223,12 @@ def summarize(
         "rounds": end,
         "targets": reached,
     }
+
+
+def _of_clock(row: pd.Series[Any]) -> dict[str, float]:
+    """Returns what the virtual clock shows in a row of metrics.csv: ``virtual_seconds`` and ``joules``, if known."""
+    found = {name: float(row.get(name, math.nan)) for name in ("virtual_seconds", "joules")}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _figures(column: pd.Series[float], mode: str) -> dict[str, float | None]:

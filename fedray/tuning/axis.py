@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from fedray.config import flat
 from fedray.core.rounding import whole_units
 from fedray.data.federated import FederatedData
+from fedray.engine.virtual_time import usual_round
+from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.tracking import costs
 from fedray.tuning.spec import SweepSpec, read_record
@@ -63,10 +65,16 @@ def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
 
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
     """Returns how much of ``axis`` a whole run of ``experiment`` takes: its number of rounds (``rounds``), the bytes
-    sent to and from clients (``bytes``), or its FLOPs (``flops``). Bytes and FLOPs are estimates
-    (:func:`cost_of_a_round`). ``data`` is the partitioned data set."""
+    sent to and from clients (``bytes``), its FLOPs (``flops``), or its ``virtual_seconds`` or ``joules``. All but the
+    rounds are estimates (:func:`cost_of_a_round`, :func:`~fedray.engine.virtual_time.usual_round`). ``data`` is the
+    partitioned data set."""
     if axis == "rounds":
         return experiment.rounds
+    if axis in ("virtual_seconds", "joules"):
+        budget = usual_round(experiment, data)[axis] * experiment.rounds
+        if not budget > 0:
+            raise UserError(f"tune.pruner.axis={axis} needs a virtual clock (system.*) that counts {axis}")
+        return budget
     cost = cost_of_a_round(experiment, data)
     return (cost.bytes if axis == "bytes" else cost.flops) * experiment.rounds
 

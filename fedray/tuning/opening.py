@@ -133,8 +133,11 @@ def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData
     """
     task = experiment.task
     asked: Mapping[str, str] = spec.tune.objective or {f"validation_{task.main}": task.mode}
-    if "virtual_seconds" in asked:
-        raise UserError("tune.objective: virtual_seconds is not recorded without a virtual clock; use bytes or flops")
+    for name in ("virtual_seconds", "joules"):
+        if name in asked and not experiment.config.system.is_on:
+            raise UserError(
+                f"tune.objective: {name} is not recorded without a virtual clock (system.*); use bytes or flops"
+            )
     of = {split: [f"{split}_{name}" for name in recorded_metrics(task, split)] for split in ("validation", "train")}
     known = [*of["validation"], *of["train"], "train_loss", *COSTS]
     for name in asked:

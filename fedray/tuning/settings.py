@@ -13,7 +13,7 @@ from fedray.config import Auto, Section, Whole, check, expand, flat
 from fedray.errors import UserError, near_miss
 from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
-COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "wall_seconds")
+COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "joules", "wall_seconds")
 """The costs that ``tune.objective`` may name: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
 
 KNOWN = ("validation_accuracy", "train_loss", "train_accuracy", *COSTS)
@@ -40,7 +40,7 @@ class PrunerConfig(Section):
     kind: Literal["none", "asha", "median", "hyperband"] = Field(
         "none", description="which trials stop early: asha (successive halving), median (worse than it), or hyperband"
     )
-    axis: Literal["auto", "rounds", "bytes", "flops"] = Field(
+    axis: Literal["auto", "rounds", "bytes", "flops", "virtual_seconds", "joules"] = Field(
         "auto",
         description="trials are compared at equal amounts of this, in percent of a whole run of the base config; "
         "auto: rounds, unless what is searched changes a round's cost by over 1 %: then flops, or bytes if FLOPs stay "

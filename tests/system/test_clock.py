@@ -15,7 +15,9 @@ from fedray.system.devices import Devices
 MILLION = 1e6
 
 
-def clock(cohort=5, availability=None, phases=None, speeds=(1e6, 5e5, 2.5e5, 1e6, 1e6), mbps=1.0, latency=500.0, **keys):
+def clock(
+    cohort=5, availability=None, phases=None, speeds=(1e6, 5e5, 2.5e5, 1e6, 1e6), mbps=1.0, latency=500.0, **keys
+):
     """Five clients. Alone each takes, with these phases, 4 s and a million FLOPs in the first, and half as many and 2 s
     in the second."""
     count = len(speeds)
@@ -112,7 +114,9 @@ def test_a_connection_that_is_shared():
 
 def test_who_does_not_answer_is_drawn_for_each_round():
     made = clock(dropout=0.3, deadline_seconds=100)
-    gone = [[outcome == "dropped" for outcome in made.ask(number, np.arange(5), 0.0).outcomes] for number in range(1, 2001)]
+    gone = [
+        [outcome == "dropped" for outcome in made.ask(number, np.arange(5), 0.0).outcomes] for number in range(1, 2001)
+    ]
     assert np.mean(gone, axis=0) == pytest.approx([0.3] * 5, abs=0.04)
     again = clock(dropout=0.3, deadline_seconds=100)
     assert [outcome == "dropped" for outcome in again.ask(77, np.arange(5), 0.0).outcomes] == gone[76]

@@ -1,0 +1,163 @@
+"""What clients' devices are and when they can be reached: from files, profiles and distributions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_runs import refused
+
+from fedray.config import load
+from fedray.system.availability import availability_of
+from fedray.system.devices import devices_of, profiles
+
+pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")
+
+ALL = np.arange(3)
+
+
+def system(**keys):
+    return load({f"system.{name}": value for name, value in keys.items()}).system
+
+
+def test_numbers_and_distributions():
+    found = devices_of(
+        system(flops_per_second=2e9, down_mbps={"choice": [1, 10]}, latency_ms={"uniform": [5, 7]}), 4000, 3
+    )
+    assert set(found.flops_per_second) == {2e9}
+    assert np.mean(found.down_mbps == 10) == pytest.approx(0.5, abs=0.04)
+    assert 5 <= found.latency_ms.min() < 5.01 < 6.99 < found.latency_ms.max() <= 7
+    assert np.isinf(found.up_mbps).all()
+    assert np.isnan(found.watts).all()
+    drawn = devices_of(system(up_mbps={"lognormal": [8, 0.5]}), 4000, 3).up_mbps
+    assert np.median(drawn) == pytest.approx(8, rel=0.05)
+    assert np.std(np.log(drawn)) == pytest.approx(0.5, rel=0.05)
+    # a key does not change what is drawn for another, and a seed gives the same devices again
+    assert (
+        devices_of(system(up_mbps={"lognormal": [8, 0.5]}, watts={"uniform": [1, 2]}), 4000, 3).up_mbps == drawn
+    ).all()
+    assert (devices_of(system(up_mbps={"lognormal": [8, 0.5]}), 4000, 4).up_mbps != drawn).any()
+
+
+def test_profiles_have_their_shares():
+    found = devices_of(
+        system(devices={"raspberry_pi_4": 0.25, "edge_server": 0.75}, networks="mobile_4g", watts=3), 16, 0
+    )
+    pi, server = (profiles("devices")[name]["flops_per_second"] for name in ("raspberry_pi_4", "edge_server"))
+    assert sorted(found.flops_per_second) == [float(pi)] * 4 + [float(server)] * 12
+    assert found.flops_per_second.tolist() != sorted(found.flops_per_second)
+    assert set(found.up_mbps) == {11.22}
+    assert set(found.watts) == {3.0}
+    for kind in ("devices", "networks"):
+        for name, profile in profiles(kind).items():
+            assert profile["source"], name
+            assert all(float(value) > 0 for key, value in profile.items() if key != "source")
+
+
+def test_a_file_of_devices():
+    Path("all.csv").write_text("client, flops_per_second, watts\n2, 3e9, 1\n0, 1e9, 2\n1, 2e9, 3\n")
+    found = devices_of(system(devices="all.csv", down_mbps=4), 3, 0)
+    assert found.flops_per_second.tolist() == [1e9, 2e9, 3e9]
+    assert found.watts.tolist() == [2, 3, 1]
+    assert set(found.down_mbps) == {4.0}
+    Path("named.csv").write_text("client,watts\nann,1\nbob,2\n2,3\n")
+    assert devices_of(system(devices="named.csv"), 3, 0, ["ann", "bob", "eve"]).watts.tolist() == [1, 2, 3]
+
+
+def test_a_file_of_intervals():
+    Path("when.csv").write_text("client,from,to\n0,10,20\n1,0,5\n2,0,1e9\n0,20,30\n0,0,5\n")
+    found = availability_of("when.csv", 3, 0)
+    assert found.until(ALL, 0.0).tolist() == [5, 5, 1e9]
+    assert found.until(ALL, 5.0).tolist() == [5, 5, 1e9]
+    # two intervals that meet are one
+    assert found.until(ALL, 10.0).tolist() == [30, 10, 1e9]
+    assert [found.next_start(0, time) for time in (0, 5, 12, 30)] == [0, 10, 12, math.inf]
+
+
+def test_hours_of_the_day():
+    night = availability_of({"from": 22.0, "to": 6.0, "shift": 0}, 3, 0)
+    hours = [0, 5.5, 6, 12, 22, 23.5, 24 + 3]
+    there = [night.until(ALL, 3600.0 * hour)[1] / 3600 for hour in hours]
+    assert there == [6, 6, 6, 12, 30, 30, 30]
+    assert night.next_start(0, 3600.0 * 12) == 3600.0 * 22
+    shifted = availability_of({"from": 22.0, "to": 6.0, "shift": {"choice": [0, 12]}}, 1000, 0)
+    awake = shifted.until(np.arange(1000), 0.0) > 0
+    assert 0.4 < np.mean(awake) < 0.6
+    # those who sleep at midnight are there at noon
+    assert ((shifted.until(np.arange(1000), 43200.0) > 43200.0) == ~awake).all()
+
+
+FILES = {
+    "lacks.csv": "client,watts\n0,1\n2,1\n",
+    "twice.csv": "client,watts\n0,1\n1,1\n2,1\n1,2\n",
+    "stranger.csv": "client,watts\n0,1\n1,1\n2,1\n3,1\n",
+    "negative.csv": "client,down_mbps\n0,1\n1,-4\n2,1\n",
+    "text.csv": "client,down_mbps\n0,1\n1,fast\n2,1\n",
+    "column.csv": "client,down_mps\n0,1\n1,1\n2,1\n",
+    "none.csv": "client\n0\n1\n2\n",
+    "backwards.csv": "client,from,to\n0,0,9\n1,8,8\n2,0,9\n",
+    "overlap.csv": "client,from,to\n0,0,9\n1,0,8\n2,0,9\n1,7,9\n",
+    "somebody.csv": "client,from,to\n0,0,9\n2,0,9\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("devices=lacks.csv", "system.devices=lacks.csv lacks client 1 (it needs one for each of 3)"),
+        ("devices=twice.csv", "system.devices=twice.csv has more than one line for client 1 (it needs"),
+        ("devices=stranger.csv", "stranger.csv, line 5: there is no client '3'; clients are numbered from 0 to 2"),
+        ("devices=negative.csv", "negative.csv: down_mbps of client 1 must be above 0, not -4"),
+        ("devices=text.csv", "text.csv, line 3: down_mbps must be a number, not 'fast'"),
+        ("devices=column.csv", "has an unknown column 'down_mps' (did you mean 'down_mbps'?)"),
+        ("devices=none.csv", "has none of the columns flops_per_second, down_mbps"),
+        ("devices=absent.csv", "can't read system.devices=absent.csv: No such file"),
+        ("devices=rasberry_pi_4", "there is no profile 'rasberry_pi_4' (did you mean 'raspberry_pi_4'?)"),
+        (
+            "devices={phone_low: 0.5, phone_mid: 0.6}",
+            "must have shares of at least 0 that add up to 1, not {phone_low: 0.5",
+        ),
+        ("availability=backwards.csv", "line 3: the interval must end after it begins, not from 8 to 8"),
+        ("availability=overlap.csv", "line 5: the interval of client 1 from 7 to 9 overlaps that from 0 to 8"),
+        ("availability=somebody.csv", "lacks client 1: a client without an interval could never be reached"),
+        ("availability={from: 8}", "with an hour from 0 to 24 as to, not nothing"),
+        ("availability={from: 8, untl: 9}", "not 'untl'"),
+        ("availability={from: 8, to: 8}", "begins and ends at the same hour, 8"),
+        ("flops_per_second=-1", "system.flops_per_second must be above 0, not -1"),
+        ("up_mbps={uniform: [3, 1]}", "uniform: [3, 1] must begin with the smaller number"),
+        ("up_mbps={lognormal: [3]}", "must be lognormal: [median, sigma], not [3]"),
+        ("up_mbps={choice: [0, 1]}", "system.up_mbps must be above 0, not"),
+        ("dropout=1", "system.dropout must be below 1"),
+        ("over_select=0.5", "system.over_select must be at least 1"),
+        ("over_select=2", "draws 6 clients for a cohort of 3, and only 3 have samples"),
+        ("on_late=keep", "system.on_late is for runs with system.deadline_seconds"),
+        ("upmbps=3", "unknown key system.upmbps (did you mean 'system.up_mbps'?)"),
+    ],
+)
+def test_bad_input(setting, message, capsys):
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    assert message in refused(capsys, "data.clients=3", f"system.{setting}")
+    assert not Path("runs").exists()
+
+
+def test_what_two_places_say(capsys):
+    Path("all.csv").write_text("client,watts\n0,1\n1,1\n2,1\n")
+    for key in ("watts=3", "networks=ethernet"):
+        line = refused(capsys, "data.clients=3", "system.devices=all.csv", f"system.{key}")
+        assert (
+            f"system.{key.partition('=')[0]} is also said by the file system.devices=all.csv: give one of them" in line
+        )
+
+
+def test_a_deadline_that_nobody_can_meet(capsys):
+    """The line has the whole arithmetic: logistic regression has 7,850 parameters."""
+    keys = ["data.clients=3", "system.down_mbps=1", "system.up_mbps={choice: [0.1]}", "system.latency_ms=100"]
+    line = refused(capsys, *keys, "system.deadline_seconds=2")
+    assert line == (
+        "system.deadline_seconds=2 is less than even the fastest client, 0, needs: 2.963 s = 0.1 s of latency + "
+        "0.251 s for 31,400 bytes down + 0 s for 6.02e+07 FLOPs + 0.1 s + 2.51 s for 31,400 up"
+    )
+    assert "in phase gradients" in refused(capsys, *keys, "algorithm.name=mime", "system.deadline_seconds=2")
