@@ -296,8 +296,8 @@ class Config(Section):
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
-    engine: EngineConfig = Field(default_factory=EngineConfig)
     system: SystemConfig = Field(default_factory=SystemConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
     for_algorithm: dict[str, dict[str, Any]] = Field(
         {}, exclude=True, description="what is said for single algorithms: keys by name, used for that of the run"
     )

@@ -40,7 +40,13 @@ from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.testing.pickling import DoublingPool, PicklingPool, hashes
-from fedray.tracking.costs import bytes_per_client
+from fedray.tracking.costs import (
+    bytes_per_client,
+    client_flops,
+    costs_by_phase,
+    load_of,
+    server_of_mean_clients,
+)
 from fedray.tracking.result import RunResult
 
 TIMES = ("round_seconds", "wall_seconds", "virtual_seconds")
@@ -275,6 +281,22 @@ class AlgorithmContract:
         cohorts = run.metrics["cohort_size"].cumsum()
         assert list(run.metrics["bytes_down"]) == list(cohorts * down)
         assert list(run.metrics["bytes_up"]) == list(cohorts * up)
+
+    def test_costs_of_phases(self, tmp_path: Path) -> None:
+        """Checks that the costs of an algorithm's phases (``traffic_in``, ``work_in``), by which the virtual clock goes,
+        add up to those of the round (``traffic``, ``work``), and that what the server computes beside the clients is
+        not more than all that it computes."""
+        experiment, data = self._resolve(tmp_path)
+        algorithm, facts, training = experiment.algorithm, experiment.facts, experiment.training
+        phases = costs_by_phase(algorithm, facts, training, data.sizes())
+        assert [phase.name for phase in phases] == list(algorithm.phases)
+        down, up = bytes_per_client(algorithm.traffic, facts)
+        assert (sum(phase.down for phase in phases), sum(phase.up for phase in phases)) == (down, up)
+        flops = [client_flops(algorithm.work, facts, load_of(int(size), training)) for size in data.sizes()]
+        np.testing.assert_allclose(sum(phase.flops for phase in phases), flops, rtol=1e-12)
+        server = server_of_mean_clients(training, data.sizes(), experiment.cohort_size, len(data.public), 60)
+        beside = algorithm.server_flops_beside(server, facts.flops)
+        assert 0 <= beside <= algorithm.server_flops(server, facts.flops)
 
     def test_reduces_to_fedavg(self, tmp_path: Path) -> None:
         """Checks that the algorithm computes the same model as FedAvg, up to rounding, with the hyper-parameters of the

@@ -48,7 +48,7 @@ TAGS = {
     "round_seconds": "time/round_seconds",
     "wall_seconds": "time/wall_seconds",
 }
-"""The TensorBoard tags of columns in METRICS. A scalar's value is the number in the column, and its step is the
+"""The TensorBoard tags of columns of metrics.csv. A scalar's value is the number in the column, and its step is the
 round."""
 
 
