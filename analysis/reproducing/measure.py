@@ -24,6 +24,9 @@ PERCENT = ("final", "last", "at_round")
 OF_FEDAVG = ("gib", "gib_sent")
 """The measures whose target is the mean accuracy that the first row, which is FedAvg, ends with."""
 
+AMOUNTS = {"gib_sent": "bytes", "minutes": "virtual_seconds"}
+"""The columns of metrics.csv that are counted until the target, where it is not the round."""
+
 ACCURACIES = {"test": "test accuracy", "train": "training accuracy", "representation": "test accuracy"}
 """What a row has, by the ``of`` of its cells."""
 
@@ -32,7 +35,8 @@ ACCURACIES = {"test": "test accuracy", "train": "training accuracy", "representa
 class Measured:
     """What the runs of a cell gave.
 
-    ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, GFLOPs or GiB. It is infinite if too few
+    ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, minutes, GFLOPs
+    or GiB. It is infinite if too few
     runs reached the target, and NaN if there is none. ``margin`` is half the width of the 95 % interval of a mean, NaN
     where there is none; ``values`` are those of which it is the mean, and ``spread`` the accuracies of the last rounds
     of all runs, if it is the mean of those. ``runs`` are those that have ended, ``diverged``
@@ -65,7 +69,7 @@ def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
     if table.measure in PERCENT:
         found = [_accuracies(table, cell, runs[cell]) for cell in table.cells]
     else:
-        amount = "bytes" if table.measure == "gib_sent" else "round"
+        amount = AMOUNTS.get(table.measure, "round")
         taken = [_taken(table, cell, runs[cell], _target(table, cell, runs), amount) for cell in table.cells]
         first = {one.cell.column: one.value for one in taken if one.cell.row == table.rows[0]}
         found = [_in_unit(table, one, first[one.cell.column]) for one in taken]
@@ -85,6 +89,8 @@ def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
         unit = gflops_of_a_round(one.cell)
     elif table.measure == "gib_sent":
         unit = 1 / GIB
+    elif table.measure == "minutes":
+        unit = 1 / 60
     elif table.measure == "ratio" and one.cell.row != table.rows[0]:
         unit = 1 / first if math.isfinite(first) else math.nan
     return replace(one, value=one.value * unit, margin=one.margin * unit, bound=one.bound * unit)

@@ -20,6 +20,7 @@ from reproducing.published import PublishedTable
 
 UNITS = {
     "rounds": "rounds", "ratio": "rounds over those of the first row", "gflops": "GFLOPs", "gib": "GiB",
+    "minutes": "minutes of the virtual clock",
     "gib_sent": "GiB",
 }  # fmt: skip
 

@@ -18,11 +18,11 @@ from fedray.errors import UserError, near_miss
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 """The experiments of the papers."""
 
-Measure = Literal["rounds", "ratio", "final", "last", "at_round", "gflops", "gib", "gib_sent"]
+Measure = Literal["rounds", "ratio", "minutes", "final", "last", "at_round", "gflops", "gib", "gib_sent"]
 
 Of = Literal["test", "train", "representation"]
 
-UNTIL_TARGET = ("rounds", "ratio", "gflops")
+UNTIL_TARGET = ("rounds", "ratio", "gflops", "minutes")
 """The measures for which a run need not go on once it has reached its target."""
 
 

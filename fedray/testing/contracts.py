@@ -283,9 +283,9 @@ class AlgorithmContract:
         assert list(run.metrics["bytes_up"]) == list(cohorts * up)
 
     def test_costs_of_phases(self, tmp_path: Path) -> None:
-        """Checks that the costs of an algorithm's phases (``traffic_in``, ``work_in``), by which the virtual clock goes,
-        add up to those of the round (``traffic``, ``work``), and that what the server computes beside the clients is
-        not more than all that it computes."""
+        """Checks that the costs of an algorithm's phases (``traffic_in``, ``work_in``), by which the virtual clock
+        goes, add up to those of the round (``traffic``, ``work``), and that what the server computes beside the clients
+        is not more than all that it computes."""
         experiment, data = self._resolve(tmp_path)
         algorithm, facts, training = experiment.algorithm, experiment.facts, experiment.training
         phases = costs_by_phase(algorithm, facts, training, data.sizes())
