@@ -112,6 +112,12 @@ def test_a_connection_that_is_shared():
     assert found.seconds.tolist() == pytest.approx([first, 2 / 3 + 2 + 1])
 
 
+def test_a_connection_that_is_wide_enough_changes_nothing():
+    alone, wide = ask(clock(mbps=3.0)), ask(clock(mbps=3.0, server_mbps=15.0))
+    assert wide.seconds.tolist() == alone.seconds.tolist()
+    assert ask(clock(mbps=3.0, server_mbps=14.0)).seconds.tolist() != alone.seconds.tolist()
+
+
 def test_who_does_not_answer_is_drawn_for_each_round():
     made = clock(dropout=0.3, deadline_seconds=100)
     gone = [
