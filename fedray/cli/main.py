@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from fedray import __version__
-from fedray.cli import clean, compare, costs, data, doctor, evaluate, listing, report, run, tune
+from fedray.cli import calibrate, clean, compare, costs, data, doctor, evaluate, listing, report, run, tune
 from fedray.cli.settings import EXIT_INTERRUPTED, EXIT_USER
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.usercode.importing import FORMS
 
 COMMANDS = (
-    "run", "tune", "evaluate", "compare", "report", "data", "costs", "doctor", "clean",
+    "run", "tune", "evaluate", "compare", "report", "data", "costs", "calibrate", "doctor", "clean",
     "keys", "algorithms", "models", "datasets",
 )  # fmt: skip
-TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs", "doctor", "clean")
+TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs", "calibrate", "doctor", "clean")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -104,7 +104,7 @@ def _check_words(arguments: Sequence[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("fedray", description="Federated learning simulated at scale on Ray.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in (run, tune, evaluate, compare, report, data, costs, doctor, clean):
+    for command in (run, tune, evaluate, compare, report, data, costs, calibrate, doctor, clean):
         command.add_parser(commands)
     _add_lists(commands)
     for each in (parser, *commands.choices.values()):

@@ -127,9 +127,11 @@ class SystemConfig(Section):
     @field_validator("availability")
     @classmethod
     def _check_hours(cls, value: Any) -> Any:
+        form = "must be a file that ends with .csv, or {from: hour, to: hour, shift: hours}"
+        if isinstance(value, str) and not value.endswith(".csv"):
+            raise ValueError(f"{form}, not {in_message(value)}")
         if not isinstance(value, dict):
             return value
-        form = "must be a CSV file, or {from: hour, to: hour, shift: hours}"
         if unknown := [name for name in value if name not in ("from", "to", "shift")]:
             raise ValueError(f"{form}, not {unknown[0]!r}{near_miss(str(unknown[0]), ('from', 'to', 'shift'))}")
         for name in ("from", "to"):

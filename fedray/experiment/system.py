@@ -6,9 +6,10 @@ It decides whether there is one, and says before the first round what it will sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from fedray.experiment.stage import Stage
 from fedray.experiment.training import TrainingStage
 from fedray.system.availability import availability_of
 from fedray.system.clock import Clock, PhaseCost
-from fedray.system.devices import devices_of, is_table
+from fedray.system.devices import devices_of, is_file
 from fedray.tracking.costs import costs_by_phase
 from fedray.util.files import sha256_of_file
 
@@ -55,14 +56,26 @@ def system_stage(config: Config, data: FederatedData, training: TrainingStage, m
         )
     phases = costs_by_phase(training.algorithm, model.facts, training.local, data.sizes())
     clock = _clock(system, phases, data, cohort, config.run.seed)
-    files = {key: str(value) for key in ("devices", "availability") if is_table(value := getattr(system, key))}
-    paths = {f"system.{key}": str(Path(path).absolute()) for key, path in files.items()}
+    named = {f"system.{key}": _absolute(getattr(system, key)) for key in ("devices", "networks", "availability")}
     return SystemStage(
-        settings=paths,
+        settings=named,
         draws=draws,
-        digests={key: sha256_of_file(Path(path)) for key, path in paths.items()},
+        digests={
+            f"{key}={path}": sha256_of_file(Path(path))
+            for key, value in named.items()
+            for path in ([value] if isinstance(value, str) else value or ())
+            if is_file(path)
+        },
         notes=tuple(_notes(clock, np.flatnonzero(data.sizes()))),
     )
+
+
+def _absolute(value: Any) -> Any:
+    """Returns the value of a key that may name files, with absolute paths, as the process that reads them again may
+    have another working directory."""
+    if isinstance(value, Mapping):
+        return {_absolute(name): share for name, share in value.items()}
+    return str(Path(value).absolute()) if is_file(value) else value
 
 
 def clock_of(experiment: Experiment, data: FederatedData) -> Clock | None:

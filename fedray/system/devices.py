@@ -12,9 +12,11 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from fedray.config import parse_yaml
+from fedray.config.section import in_message
 from fedray.config.system import OF_DEVICES, SystemConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.errors import UserError, near_miss
+from fedray.errors import UserError, first_line, near_miss
 from fedray.system.tables import read_table
 
 Numbers = NDArray[np.float64]
@@ -44,9 +46,44 @@ def profiles(kind: str) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+def is_profile(name: str) -> bool:
+    """Returns whether ``name`` is the path of a profile in a file, as ``fedray calibrate`` writes it."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def profile_of(kind: str, name: str) -> Mapping[str, Any]:
+    """Returns the profile ``name`` of ``system.devices`` or ``system.networks``, which ``kind`` says: one that comes
+    with fedray, or one in a file. Raises :class:`UserError` if there is none, or it has a wrong key or number."""
+    if not is_profile(name):
+        known = profiles(kind)
+        if name not in known:
+            raise UserError(f"system.{kind}: there is no profile {name!r}{near_miss(name, known)}")
+        return known[name]
+    try:
+        found = parse_yaml(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"can't read system.{kind}={name}: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"system.{kind}={name} is not valid YAML: {first_line(error)}") from None
+    known_keys = (*OF_DEVICES, "source")
+    if not isinstance(found, dict):
+        raise UserError(f"system.{kind}={name} must hold some of the keys {', '.join(known_keys)}")
+    for key, value in found.items():
+        if key not in known_keys:
+            raise UserError(f"system.{kind}={name}: unknown key {key}{near_miss(str(key), known_keys)}")
+        if key != "source" and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+            raise UserError(f"system.{kind}={name}: {key} must be a number above 0, not {in_message(value)}")
+    return found
+
+
 def is_table(value: Any) -> bool:
     """Returns whether ``value``, that of ``system.devices``, names a CSV file and not a profile."""
-    return isinstance(value, str) and (value.endswith(".csv") or "/" in value)
+    return isinstance(value, str) and not is_profile(value) and (value.endswith(".csv") or "/" in value)
+
+
+def is_file(value: Any) -> bool:
+    """Returns whether ``value`` is the path of a CSV file or of a profile."""
+    return isinstance(value, str) and (is_profile(value) or is_table(value))
 
 
 def devices_of(system: SystemConfig, clients: int, seed: int, names: Sequence[str] | None = None) -> Devices:
@@ -87,10 +124,8 @@ def _from_profiles(
 ) -> dict[str, Numbers]:
     """Returns the columns that profiles give. Each profile gets its share of the clients, rounded; which ones is
     drawn."""
-    known, shares = profiles(kind), {asked: 1.0} if isinstance(asked, str) else dict(asked)
-    for name in shares:
-        if name not in known:
-            raise UserError(f"system.{kind}: there is no profile {name!r}{near_miss(name, known)}")
+    shares = {asked: 1.0} if isinstance(asked, str) else dict(asked)
+    known = {name: profile_of(kind, name) for name in shares}
     until = np.rint(np.cumsum(list(shares.values())) * clients).astype(np.int64)
     order = stream(seed, Purpose.DEVICE, number).permutation(clients)
     found: dict[str, Numbers] = {}

@@ -90,6 +90,8 @@ def test_hours_of_the_day():
 
 
 FILES = {
+    "fast.yaml": "flops_per_second: fast",
+    "odd.yaml": "watt: 3",
     "lacks.csv": "client,watts\n0,1\n2,1\n",
     "twice.csv": "client,watts\n0,1\n1,1\n2,1\n1,2\n",
     "stranger.csv": "client,watts\n0,1\n1,1\n2,1\n3,1\n",
@@ -122,6 +124,13 @@ FILES = {
         ("availability=backwards.csv", "line 3: the interval must end after it begins, not from 8 to 8"),
         ("availability=overlap.csv", "line 5: the interval of client 1 from 7 to 9 overlaps that from 0 to 8"),
         ("availability=somebody.csv", "lacks client 1: a client without an interval could never be reached"),
+        ("availability=trace.txt", "must be a file that ends with .csv, or {from: hour"),
+        ("devices=fast.yaml", "system.devices=fast.yaml: flops_per_second must be a number above 0, not 'fast'"),
+        (
+            "devices={odd.yaml: 0.5, phone_mid: 0.5}",
+            "system.devices=odd.yaml: unknown key watt (did you mean 'watts'?)",
+        ),
+        ("networks=absent.yaml", "can't read system.networks=absent.yaml: No such file"),
         ("availability={from: 8}", "with an hour from 0 to 24 as to, not nothing"),
         ("availability={from: 8, untl: 9}", "not 'untl'"),
         ("availability={from: 8, to: 8}", "begins and ends at the same hour, 8"),
