@@ -55,6 +55,19 @@ digest() { # of everything that a running node was started with
   { cat settings; find source cluster/node.sh -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum; } | sha256sum
 }
 
+receive() { # puts the code that has come in place of that before, whose files may not exist any more
+  [[ -e incoming/pyproject.toml ]] || return 0
+  local part
+  for part in incoming/*; do
+    if ! diff -rq -x __pycache__ "$part" "source/${part#*/}" > /dev/null 2>&1; then
+      rm -rf source
+      mv incoming source
+      return
+    fi
+  done
+  rm -rf incoming # the same: a run may be reading the code that is there
+}
+
 installed() { # makes the virtual environment what config.yaml says; pip's further options follow
   if [[ ! -x $venv/bin/python ]]; then
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
@@ -80,6 +93,13 @@ started() { # ray start, with the options that follow
   cd ~/.fedray
 }
 
+address_for() { # the option with this node's address in the network of another; Ray itself asks the default route
+  python -c 'import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    probe.connect((sys.argv[1], 1))
+    print("--node-ip-address=" + probe.getsockname()[0])' "$1" 2> /dev/null || true
+}
+
 on_worker() { # on_worker ADDRESS COMMAND: runs it there
   ssh "${ssh_options[@]}" "$user@$1" "$2" < /dev/null
 }
@@ -89,7 +109,7 @@ bring() { # keeps the worker at this address in the cluster; its last try is in 
     {
       rsync -a --delete --exclude=__pycache__ -e "ssh ${ssh_options[*]}" settings versions source cluster "$user@$1:.fedray/" &&
         rsync -a --chmod=D700,F600 -e "ssh ${ssh_options[*]}" ../.ray/auth_token "$user@$1:.ray/" &&
-        on_worker "$1" "bash -l .fedray/cluster/node.sh worker $(setting provider.head_ip)"
+        on_worker "$1" "TERM=dumb bash -l .fedray/cluster/node.sh worker $(setting provider.head_ip)"
     } > "$RAY_TMPDIR/workers/$1" 2>&1 || true
     sleep 5
   done
@@ -121,6 +141,7 @@ start)
   ;;
 head)
   make_private
+  receive
   keeper=$(pgrep -u $UID -o -f '[n]ode.sh keep' || true)
   [[ -z $keeper ]] || kill -- "-$keeper" || true # with its connections; workers do not end with theirs
   if ! gcs > /dev/null || ! raylet_of '[^ ]*' > /dev/null || [[ $(digest) != "$(cat "$RAY_TMPDIR/started" 2> /dev/null)" ]]; then
@@ -134,7 +155,7 @@ head)
     python -m pip list --format=freeze --exclude fedray > versions
     quietly make_token
     echo "starting Ray ..."
-    started --head --port=$port --dashboard-host=127.0.0.1
+    started --head --port=$port --dashboard-host=127.0.0.1 $(address_for "$(setting provider.head_ip)")
     digest > "$RAY_TMPDIR/started"
   else
     echo "the head runs and is up to date: it goes on"
@@ -193,7 +214,7 @@ worker)
     timeout 10 bash -c ": < /dev/tcp/$head/$port" 2> /dev/null || fail "$HOSTNAME gets no answer from the head at $2:$port"
     [[ ! -x $venv/bin/ray ]] || quietly ray stop
     installed --constraint versions
-    started --address="$head:$port"
+    started --address="$head:$port" $(address_for "$head")
   fi
   tail --pid="$(raylet_of "$head")" -f /dev/null 9>&-
   quietly ray stop # a node that has lost its head ends, but for some processes

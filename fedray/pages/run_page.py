@@ -111,9 +111,10 @@ def _tables(run: RecordedRun) -> Iterator[Table]:
         "rounds": f"{last['round']:,.0f}", "local steps of a client": f"{last['iterations']:,.0f}",
         "bytes to all clients": in_units(last["bytes_down"], "B"),
         "bytes from all clients": in_units(last["bytes_up"], "B"), "FLOPs": in_units(last["flops"], "FLOP"),
+        "virtual seconds": in_units(last["virtual_seconds"]), "joules": in_units(last["joules"], "J"),
         "seconds": in_units(last["wall_seconds"]),
     }  # fmt: skip
-    yield _table("what it took", "in all", costs)
+    yield _table("what it took", "in all", {name: text for name, text in costs.items() if text})
     shown = {k: v for k, v in run.settings.items() if k in SHOWN_SETTINGS or k.startswith("algorithm.")}
     yield _table("settings", "value", {key: in_message(value) for key, value in shown.items() if value is not None})
 

@@ -24,7 +24,7 @@ CAPTIONS = {
 }
 """Captions of the pictures in a sweep's report, by the beginning of their file names."""
 
-UNITS_OF = {"bytes": "B", "flops": "FLOP"}
+UNITS_OF = {"bytes": "B", "flops": "FLOP", "joules": "J"}
 """The units of columns."""
 
 MOST_TRIALS = 50

@@ -73,7 +73,7 @@ def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
     if axis in ("virtual_seconds", "joules"):
         budget = usual_round(experiment, data)[axis] * experiment.rounds
         if not budget > 0:
-            raise UserError(f"tune.pruner.axis={axis} needs a virtual clock (system.*) that counts {axis}")
+            raise UserError(f"tune.pruner.axis={axis}: what system.* says does not give {axis}")
         return budget
     cost = cost_of_a_round(experiment, data)
     return (cost.bytes if axis == "bytes" else cost.flops) * experiment.rounds

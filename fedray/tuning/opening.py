@@ -133,6 +133,9 @@ def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData
     """
     task = experiment.task
     asked: Mapping[str, str] = spec.tune.objective or {f"validation_{task.main}": task.mode}
+    axis = spec.tune.pruner.axis
+    if axis in ("virtual_seconds", "joules") and not experiment.config.system.is_on:
+        raise UserError(f"tune.pruner.axis={axis} needs a virtual clock (system.*)")
     for name in ("virtual_seconds", "joules"):
         if name in asked and not experiment.config.system.is_on:
             raise UserError(

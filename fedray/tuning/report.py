@@ -96,6 +96,7 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, Any]:
     objective, mode = next(iter(spec.tune.objective.items()))
     last, values, total = rows.iloc[-1], amount(rows, objective), amount(rows, "bytes")
     found = {"seconds": last["wall_seconds"], "rounds": last["round"], "bytes": total.iloc[-1], "flops": last["flops"]}
+    found |= {name: last[name] for name in ("virtual_seconds", "joules") if math.isfinite(last.get(name, math.nan))}
     if values.notna().any():
         best = values.idxmax() if mode == "max" else values.idxmin()
         found |= {"best": values[best], "best_round": rows["round"][best], "mean": values.mean()}

@@ -184,7 +184,9 @@ def test_divergence_keeps_what_there_is(capsys):
 def test_what_the_cluster_lacks(capsys, ray_cluster):
     ray = ["engine.kind=ray", "engine.start_timeout=2"]
     line = refused(capsys, *ray, "engine.actors=2", "engine.cpus_per_actor=50")
-    assert re.search("engine.actors=2 of 50 CPU each; the cluster has 4 CPU .*did not start in 2 s", line)
+    assert re.search(
+        "engine.actors=2 of 50 CPU each; the cluster has 4 CPU .*did not start in engine.start_timeout=2 s", line
+    )
     assert "engine.server_cpus=64" in refused(capsys, *ray, "engine.server_cpus=64", "engine.cpus_per_actor=0.1")
     line = refused(capsys, *ray, "engine.device=cuda")
     assert re.search("1 CPU and 1 GPU each; the cluster has 4 CPU .*, 0 GPU .*in 2 s; engine.device=cpu needs no", line)
@@ -199,9 +201,9 @@ def test_a_cluster_that_nobody_can_join_is_not_waited_for(capsys, ray_cluster, t
     record.write_text("provider: {type: local, head_ip: 10.0.0.1, worker_ips: []}")
     assert "with nothing for the server, 6 CPU are wanted" in refused(capsys, *ray)
     record.write_text("provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2]}")
-    assert "did not start in 3 s" in refused(capsys, *ray)
+    assert "did not start in engine.start_timeout=3 s" in refused(capsys, *ray)
     record.write_text("provider: [")
-    assert "did not start in 3 s" in refused(capsys, *ray)
+    assert "did not start in engine.start_timeout=3 s" in refused(capsys, *ray)
 
 
 def test_why_an_actor_has_to_wait(ray_cluster):

@@ -43,7 +43,10 @@ GRPC_METHODS = (
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
+    """Three machines, of which two know no way out of their network, as many nodes of clusters."""
     with machines_up(3) as machines:
+        for host in (1, 2):
+            machines.ssh(host, "ip route del default || true")
         yield machines
 
 
@@ -131,7 +134,12 @@ def check_up_again(hosts: Hosts, config: str) -> None:
     assert "the head runs and is up to date: it goes on" in hosts.run("ray", "up", "-y", config).stdout
     assert hosts.ssh(1, "pgrep gcs_server") == gcs
     Path(config).write_text(Path(config).read_text().replace("install=", "export FEDRAY_AGAIN=1; install="))
+    # as if it had been there before the last change of the code
+    gone = "~/.fedray/source/fedray/algorithms/gone.py"
+    hosts.ssh(1, f"echo 'import nothing_of_this_name' > {gone}")
     again = hosts.run("ray", "up", "-y", config)
+    for host in (1, 2):
+        assert hosts.ssh(host, f"ls {gone} 2>/dev/null || true") == ""
     assert again.returncode == 0
     assert "1 of 1 workers joined" in again.stdout
     assert hosts.ssh(1, "pgrep gcs_server") != gcs

@@ -133,7 +133,8 @@ class Actors:
             if not ready and left <= 0:
                 waiting = len(self.starting)
                 self.close()
-                raise UserError(f"{self._shortage()}: {waiting} of them did not start in {self.patience:g} s")
+                late = f"{waiting} of them did not start in engine.start_timeout={self.patience:g} s"
+                raise UserError(f"{self._shortage()}: {late}; a smaller engine.actors leaves room for other runs")
             if not ready:
                 why = why_waiting(self.experiment, self.wanted)
                 self.say(f"{self.waiting()} ({time.monotonic() - began:.0f} s){why} ...")
