@@ -35,12 +35,12 @@ def test_comparisons_and_pages(capsys):
     shown = capsys.readouterr().out
     assert "virtual" in shown
     assert "joules" in shown
-    table = pd.read_csv("compared/table.csv").set_index("group")
+    table = pd.read_csv("compared/comparison.csv").set_index("group")
     metrics = {name: pd.read_csv(f"runs/{name}/metrics.csv").iloc[-1] for name in ("fast", "slow")}
     assert sorted(table["virtual_seconds"]) == sorted(row.virtual_seconds for row in metrics.values())
     assert sorted(table["joules"]) == sorted(row.joules for row in metrics.values())
     target = json.loads(Path("runs/slow/summary.json").read_text())["targets"]["0.3"]
-    assert target["virtual_seconds"] > 1
+    assert target["virtual_seconds"] > 0.5
     assert main(["report", "runs/slow", "--out", "page.html"]) == 0
     page = Path("page.html").read_text()
     assert "virtual seconds" in page
@@ -64,7 +64,7 @@ def test_a_sweep_may_search_for_fast_runs(capsys):
     assert "virtual_seconds is not recorded without a virtual clock" in line
     assert main(["tune", "mine.yaml", *words, *TIMED]) == 0
     assert main(["tune", "mine.yaml", *words, *TIMED, "--report"]) == 0
-    trials = pd.read_csv("sweeps/mine/trials.csv")
+    trials = pd.read_csv("sweeps/mine/report/trials.csv")
     assert trials["virtual_seconds"].notna().all()
     assert trials["joules"].notna().all()
     # more local steps take longer
@@ -81,8 +81,10 @@ def test_trials_are_compared_at_equal_virtual_seconds(capsys):
 
 def test_a_usual_round_is_what_rounds_take():
     """But for the samples of the server's steps, which are a mean."""
-    keys = {"system.flops_per_second": {"lognormal": [1e6, 1.0]}, "system.dropout": 0.2, "system.watts": 3,
-            "system.deadline_seconds": 1, "system.server_flops_per_second": 1e6, "algorithm.name": "pfedmo"}  # fmt: skip
+    keys = {
+        "system.flops_per_second": {"lognormal": [1e6, 1.0]}, "system.dropout": 0.2, "system.watts": 3,
+        "system.deadline_seconds": 1, "system.server_flops_per_second": 1e6, "algorithm.name": "pfedmo",
+    }  # fmt: skip
     experiment, data = resolve(load(SETTINGS | keys), CustomObjects(source=small_source()))
     usual = usual_round(experiment, data)
     rows = simulate(SETTINGS | keys | {"run.rounds": 20}, data=small_source()).metrics
