@@ -1,0 +1,170 @@
+"""The virtual clock of asynchronous rounds: who trains from which model, and which update uses the answer.
+
+A number of clients train at the same time. When one answers, another begins, with the server's model of that moment.
+Every K answers make an update: the model x^{r+1} that round r + 1 begins with. An answer that began with x^r and is
+used by the update of round r + s is s updates late; its weight may shrink with s (FedBuff: J. Nguyen et al., AISTATS
+2022).
+
+Times depend on devices and costs, and not on what is trained, so the schedule is known before anything is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedray.core.seeds import Purpose, stream
+from fedray.errors import UserError
+from fedray.system.availability import Always
+from fedray.system.transfers import Journeys, Leg
+
+TRIES = 100
+"""How often a client is drawn at random before those that could be are listed."""
+
+
+@dataclass
+class Start:
+    """A client that begins to train.
+
+    Attributes:
+        number: Counts the starts of a run, from 0.
+        client: The client's number.
+        version: The round r whose model x^r it begins with.
+        began: The virtual second at which it begins.
+        ended: The virtual second at which it has answered, or would have; NaN until that is known.
+        update: The round whose update uses its answer; 0 if it never answers, None until that is known.
+    """
+
+    number: int
+    client: int
+    version: int
+    began: float
+    ended: float = math.nan
+    update: int | None = None
+
+    @property
+    def staleness(self) -> int:
+        """How many updates the server has made since the client began."""
+        return (self.update or self.version) - self.version
+
+
+@dataclass
+class Update:
+    """The update at the end of a round: the virtual second at which it is made, and the starts whose answers it uses,
+    in the order in which they came. ``dropped`` are starts of which it became known meanwhile that they never
+    answer."""
+
+    time: float = math.nan
+    answers: list[Start] = field(default_factory=list)
+    dropped: list[Start] = field(default_factory=list)
+
+
+class Schedule:
+    """Simulates asynchronous rounds event by event, as far as it is asked. Raises :class:`UserError` when no client can
+    be reached any more.
+
+    Args:
+        legs: ``legs(client)`` returns what a client does in a participation.
+        capacity: Bits per second that all who transfer at once share; infinity for no limit.
+        availability: When clients can be reached.
+        present: The clients that may be drawn, ``[N]``.
+        buffer: K, the answers that make an update.
+        concurrency: How many clients train at the same time.
+        dropout: The probability that a client never answers.
+        seed: ``run.seed``, by which clients are drawn.
+    """
+
+    def __init__(
+        self,
+        legs: Callable[[int], list[Leg]],
+        capacity: float,
+        availability: Always,
+        present: NDArray[np.int64],
+        buffer: int,
+        concurrency: int,
+        dropout: float,
+        seed: int,
+    ) -> None:
+        self.legs, self.availability, self.present = legs, availability, present
+        self.buffer, self.concurrency, self.dropout, self.seed = buffer, concurrency, dropout, seed
+        self.starts: list[Start] = []
+        self._of: dict[int, list[Start]] = {}
+        self.updates = [Update()]
+        self._journeys = Journeys(capacity)
+        self._busy: set[int] = set()
+        self._time = 0.0
+        self._fill()
+
+    def begin_with(self, number: int) -> list[Start]:
+        """Returns the starts that begin with the model of round ``number``, in their order, each with its update."""
+        while len(self.updates) <= number or any(each.update is None for each in self._of.get(number, ())):
+            self._step()
+        return self._of.get(number, [])
+
+    def update(self, number: int) -> Update:
+        """Returns the update at the end of round ``number``, from 1."""
+        while len(self.updates) <= number:
+            self._step()
+        return self.updates[number - 1]
+
+    def _step(self) -> None:
+        """Goes on to the next answer, and lets others begin in its place."""
+        arrival = self._journeys.next()
+        if arrival is None:
+            self._wait()
+            return
+        self._time, number = arrival[0], arrival[1]
+        start = self.starts[number]  # type: ignore[call-overload]
+        start.ended = self._time
+        self._busy.remove(start.client)
+        update = self.updates[-1]
+        if self._answers(start):
+            start.update = len(self.updates)
+            update.answers.append(start)
+            if len(update.answers) == self.buffer:
+                update.time = self._time
+                self.updates.append(Update())
+        else:
+            start.update = 0
+            update.dropped.append(start)
+        self._fill()
+
+    def _answers(self, start: Start) -> bool:
+        (until,) = self.availability.until(np.array([start.client]), start.began)
+        silent = self.dropout and stream(self.seed, Purpose.ANSWER, start.number).random() < self.dropout
+        return not silent and start.ended <= until
+
+    def _fill(self) -> None:
+        """Lets clients begin until as many train as should, or no further one can be reached."""
+        while len(self._busy) < self.concurrency and (client := self._draw()) is not None:
+            start = Start(len(self.starts), client, len(self.updates), self._time)
+            self.starts.append(start)
+            self._of.setdefault(start.version, []).append(start)
+            self._busy.add(client)
+            self._journeys.launch(start.number, self._time, self.legs(client))
+
+    def _draw(self) -> int | None:
+        """Draws a client that does not train and can be reached, or returns None if there is none."""
+        if len(self._busy) == len(self.present):
+            return None
+        generator = stream(self.seed, Purpose.COHORT, len(self.starts))
+        for drawn in generator.choice(self.present, size=TRIES).tolist():
+            if self._can_begin(drawn):
+                return int(drawn)
+        able = [client for client in self.present.tolist() if self._can_begin(client)]
+        return int(generator.choice(able)) if able else None
+
+    def _can_begin(self, client: int) -> bool:
+        (until,) = self.availability.until(np.array([client]), self._time)
+        return client not in self._busy and bool(until > self._time)
+
+    def _wait(self) -> None:
+        """Goes on to the moment at which a client can be reached again, as nobody trains."""
+        self._time = min(self.availability.next_start(client, self._time) for client in self.present.tolist())
+        if not math.isfinite(self._time):
+            raise UserError("system.availability: no client can be reached any more")
+        self._fill()

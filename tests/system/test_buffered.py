@@ -1,0 +1,96 @@
+"""The schedule of asynchronous rounds, against one that was computed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fedray import UserError
+from fedray.system.availability import Always, Daily, Listed
+from fedray.system.buffered import Schedule
+from fedray.system.transfers import Leg
+
+SECONDS = (2.0, 3.0, 5.0, 7.0, 11.0)
+
+
+def schedule(clients=5, availability=None, **changes):
+    keys = {"buffer": 2, "concurrency": 3, "dropout": 0.0, "seed": 0, "capacity": math.inf} | changes
+    return Schedule(
+        lambda client: [Leg(SECONDS[client % 5], 0.0, 1.0)], availability=availability or Always(),
+        present=np.arange(clients), **keys,
+    )  # fmt: skip
+
+
+def test_by_hand(monkeypatch):
+    """Three of five clients train at a time, and two answers make an update."""
+    drawn = iter([0, 1, 2, 3, 4, 0, 1, 2, 0, 3, 1, 0, 1, 0, 1, 0])
+    monkeypatch.setattr(Schedule, "_draw", lambda self: next(drawn))
+    made = schedule()
+    assert [(start.client, start.began, start.ended, start.update) for start in made.begin_with(1)] == [
+        (0, 0, 2, 1), (1, 0, 3, 1), (2, 0, 5, 2), (3, 2, 9, 3),
+    ]  # fmt: skip
+    assert [(start.client, start.began, start.ended, start.update) for start in made.begin_with(2)] == [
+        (4, 3, 14, 4), (0, 5, 7, 2),
+    ]  # fmt: skip
+    updates = [made.update(number) for number in (1, 2, 3, 4)]
+    assert [update.time for update in updates] == [3, 7, 10, 14]
+    answers = [[(start.client, start.version, start.staleness) for start in update.answers] for update in updates]
+    assert answers == [
+        [(0, 1, 0), (1, 1, 0)], [(2, 1, 1), (0, 2, 0)], [(3, 1, 2), (1, 3, 0)], [(0, 4, 0), (4, 2, 2)],
+    ]  # fmt: skip
+
+
+def test_asked_in_another_order_it_is_the_same():
+    one, other = schedule(seed=3), schedule(seed=3)
+    late = other.update(30)
+    assert [vars(start) for start in one.begin_with(7)] == [vars(start) for start in other.begin_with(7)]
+    assert [start.number for start in one.update(30).answers] == [start.number for start in late.answers]
+
+
+def test_how_many_train_and_how_often():
+    made = schedule(clients=50, concurrency=10, buffer=5)
+    times = [made.update(number).time for number in range(1, 201)]
+    assert times == sorted(times)
+    events = sorted(
+        [(start.began, 1) for start in made.starts] + [(start.ended, -1) for start in made.starts if start.update]
+    )
+    at_once, most = 0, 0
+    for _, change in events:
+        at_once += change
+        most = max(most, at_once)
+    assert most == 10
+    # who trains for long is drawn less often, and nobody is left out
+    drawn = Counter(start.client for start in made.starts)
+    slow, fast = (np.mean([drawn[client] for client in range(which, 50, 5)]) for which in (4, 0))
+    assert 2 < slow < fast
+    everybody = [start for update in made.updates[:200] for start in update.answers]
+    assert {start.client for start in everybody} == set(range(50))
+    assert all(start.staleness >= 0 for start in everybody)
+
+
+def test_who_is_gone_or_silent():
+    made = schedule(clients=50, concurrency=10, dropout=0.3)
+    updates = [made.update(number) for number in range(1, 101)]
+    silent = sum(len(update.dropped) for update in updates)
+    assert silent / (silent + 200) == pytest.approx(0.3, abs=0.07)
+    assert all(len(update.answers) == 2 for update in updates)
+    hours = Daily(0.0, 1.0, np.arange(50) % 24.0)
+    made = schedule(clients=50, concurrency=4, availability=hours)
+    for number in range(1, 400):
+        for start in made.update(number).answers:
+            since = (start.began - hours.starts[start.client]) % 86400
+            assert since + start.ended - start.began <= 3600
+    ends = schedule(availability=Listed([[0]] * 5, [[100]] * 5))
+    with pytest.raises(UserError, match="no client can be reached any more"):
+        ends.update(1000)
+
+
+def test_they_share_the_connection():
+    """Two clients that send 4 bits each over 1 bit per second, and a third that begins when the first has ended."""
+    made = Schedule(lambda client: [Leg(0.0, 4.0, math.inf)], 1.0, Always(), np.arange(3), 1, 2, 0.0, 0)
+    assert made.update(1).time == 8.0
+    assert made.update(2).time == 8.0
+    assert made.update(3).time == 16.0
