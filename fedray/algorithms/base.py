@@ -158,6 +158,10 @@ class Algorithm:
     none is named, everything belongs to the phase ``train``, or to the first one if there is no ``train``."""
     work_in: ClassVar[Mapping[str, Work]] = {}
     """What of ``work`` belongs to which phase, as ``traffic_in``. FedAvg's passes belong to ``train``."""
+    asynchronous: ClassVar[bool] = False
+    """Whether :meth:`server_update` is also right for uploads of clients that began with different models, of which it
+    gets the mean as a difference from the server's model of now (``system.mode=buffered``). A subclass does not inherit
+    it, because it may change the rule: it has to say so itself."""
     needs_received: ClassVar[bool] = False
     """Whether clients need the model that they received at their last participation, as ``client.received``. The engine
     keeps one file for each round, not for each client."""

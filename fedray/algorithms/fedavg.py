@@ -28,6 +28,7 @@ class FedAvg(Algorithm):
     that hold samples, and gap_i the number of rounds since client i last took part.
     """
 
+    asynchronous = True
     paper = "McMahan et al., AISTATS 2017"
     any_optimizer = True
 

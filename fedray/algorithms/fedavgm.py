@@ -22,6 +22,7 @@ class FedAvgM(FedAvg):
     eta_g the server's learning rate. v is the momentum, 0 at first.
     """
 
+    asynchronous = True
     paper = "Hsu et al. 2019, arXiv 1909.06335"
 
     class Hyper(base.Hyper):

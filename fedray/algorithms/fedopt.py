@@ -26,6 +26,7 @@ class FedAdagrad(FedAvg):
     weight, and eta_g the server's learning rate.
     """
 
+    asynchronous = True
     paper = "Reddi et al., ICLR 2021"
 
     class Hyper(base.Hyper):
@@ -72,6 +73,8 @@ class FedAdam(FedAdagrad):
     aggregation weight, and eta_g the server's learning rate.
     """
 
+    asynchronous = True
+
     class Hyper(FedAdagrad.Hyper):
         beta1: float = base.parameter(0.9, "decay of the first moment (beta_1)", ge=0, lt=1)
         beta2: float = base.parameter(0.99, "decay of the second moment (beta_2)", ge=0, lt=1)
@@ -89,6 +92,8 @@ class FedYogi(FedAdam):
     x^{r+1} = x^r + eta_g m / (sqrt(v) + tau). Here x^r is the server's model, y_i the final model of client i, p_i its
     aggregation weight, and eta_g the server's learning rate.
     """
+
+    asynchronous = True
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
         beta2: float = self.hyper.beta2

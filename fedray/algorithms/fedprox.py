@@ -26,6 +26,7 @@ class FedProx(FedAvg):
     FedTrip's authors, x^r is replaced by the client's own model at the beginning of the epoch.
     """
 
+    asynchronous = True
     paper = "Li et al., MLSys 2020"
     work = Work(per_step=2)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedray.config.section import Real, Section, in_message
+from fedray.config.section import Positive, Real, Section, in_message
 from fedray.errors import near_miss
 
 FORMS = {"lognormal": ("median", "sigma"), "uniform": ("least", "most"), "choice": ()}
@@ -16,6 +16,10 @@ FORMS = {"lognormal": ("median", "sigma"), "uniform": ("least", "most"), "choice
 
 OF_DEVICES = ("flops_per_second", "down_mbps", "up_mbps", "latency_ms", "watts")
 """The keys that say what a client's device and its network are, which are also the columns of ``system.devices``."""
+
+
+OF_BUFFERED, OF_SYNC = ("concurrency", "staleness"), ("deadline_seconds", "over_select", "on_late")
+"""The keys that only asynchronous and only synchronous rounds have."""
 
 
 def _drawn(value: Any) -> Any:
@@ -101,6 +105,16 @@ class SystemConfig(Section):
         description="clients after the deadline; drop: they leave the round, keep: all that answer are waited for",
     )
 
+    mode: Literal["sync", "buffered"] = Field(
+        "sync", description="buffered: asynchronous; every train.cohort_size answers make an update (FedBuff)"
+    )
+    concurrency: Positive | None = Field(
+        None, description="buffered: clients that train at the same time; twice the cohort's size unless set"
+    )
+    staleness: Literal["constant", "polynomial"] = Field(
+        "polynomial", description="buffered: weight of an answer that is s updates late: 1, or 1 / sqrt(1 + s)"
+    )
+
     @property
     def is_on(self) -> bool:
         """Whether there is a virtual clock, because a key says something about time or about who answers."""
@@ -144,6 +158,14 @@ class SystemConfig(Section):
         if isinstance(shift, bool) or not isinstance(shift, (int, float, dict)) or least(shift) < 0:
             raise ValueError(f"{form}, with hours of at least 0 as shift, not {in_message(shift)}")
         return {"from": float(value["from"]), "to": float(value["to"]), "shift": shift}
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> SystemConfig:
+        foreign = OF_BUFFERED if self.mode == "sync" else OF_SYNC
+        asked = [key for key in foreign if getattr(self, key) != type(self).model_fields[key].default]
+        if asked:
+            raise ValueError(f"system.{asked[0]} is for system.mode={'buffered' if self.mode == 'sync' else 'sync'}")
+        return self
 
     @model_validator(mode="after")
     def _check_waiting(self) -> SystemConfig:

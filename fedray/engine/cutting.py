@@ -100,10 +100,11 @@ class TaskCutter:
         mini-batches."""
         return sum(self._work)
 
-    def learn(self, seconds: float) -> None:
-        """Takes note of how long training takes: the cohort that :meth:`cut` divided last took ``seconds``, added up
-        over all workers. The time per sample decides how large the tasks of the next rounds are."""
-        self._pace = seconds / self.samples
+    def learn(self, seconds: float, samples: float) -> None:
+        """Takes note of how long training takes: clients with so many ``samples`` in all their local mini-batches took
+        ``seconds``, added up over all workers. The time per sample decides how large the tasks of the next rounds
+        are."""
+        self._pace = seconds / samples
 
 
 def cut_into_tasks(

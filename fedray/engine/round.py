@@ -82,12 +82,16 @@ class RoundResult:
         columns of clients.parquet, and the files of new client states. Returns the state files that are replaced by
         those in ``found``: earlier phases of the same round wrote them for the same clients. The caller can delete them
         now."""
-        self.worker_seconds += working_seconds(found.seconds)
-        self.models |= found.models
         for name, values in found.log.items():
             column = self.log.setdefault(name, [None] * len(self.cohort.ids))
             for place, value in zip(task.positions, values, strict=True):
                 column[place] = column[place] if value is None else value
+        return self.keep(task, found)
+
+    def keep(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
+        """Adds what :meth:`add` does, but no columns of clients.parquet."""
+        self.worker_seconds += working_seconds(found.seconds)
+        self.models |= found.models
         new = dict(zip(task.ids, found.states, strict=True)) if found.states else {}
         old = [self.states[client] for client in new if client in self.states]
         self.states |= new
@@ -151,7 +155,7 @@ def _train(
         algorithm.server_update(server, phase, sums.totals(), sums.scalars)
 
     result.samples = cutter.samples
-    cutter.learn(result.worker_seconds)
+    cutter.learn(result.worker_seconds, result.samples)
     return compare()
 
 

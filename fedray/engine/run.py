@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from fedray.core.batches import steps_of
 from fedray.core.vectors import Model
 from fedray.data.federated import FederatedData
+from fedray.engine.asynchronous import asynchronous_of
 from fedray.engine.callbacks import Report
 from fedray.engine.cutting import TaskCutter
 from fedray.engine.determinism import nondeterministic_operations
@@ -77,6 +78,7 @@ class Run:
         chunk = experiment.chunk
         self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
         self.virtual_time = VirtualTime(clock_of(experiment, data), experiment, state)
+        self.asynchronous = asynchronous_of(experiment, data, state)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
         self.best = Best(experiment, self._save_model)
         local_models = LocalModels(experiment, state.layout, self._save, self._tell)
@@ -118,7 +120,7 @@ class Run:
             if self.stopping.is_set():
                 status = "interrupted"
                 break
-            result = run_round(number, self.state, self.experiment, self.cutter, self.queue, self.virtual_time)
+            result = self._round(number)
             result.profile = self.profile.take()
             yield from self._reports()
             result.log = self._facts(result.number, result.cohort.ids, result.cohort.steps) | result.log
@@ -135,6 +137,11 @@ class Run:
         if self.experiment.config.run.checkpoint_every and status != "diverged" and self.state.server.round:
             self.checkpoints.save()
         self._finish(status)
+
+    def _round(self, number: int) -> RoundResult:
+        if self.asynchronous is not None:
+            return self.asynchronous.run(number, self.cutter, self.queue)
+        return run_round(number, self.state, self.experiment, self.cutter, self.queue, self.virtual_time)
 
     def _observe(self, result: RoundResult) -> None:
         """Shows a round to the observers after its training. If one of them needs the state after this round,

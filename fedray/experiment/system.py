@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedray.algorithms import Algorithm, known_algorithms
 from fedray.config import Config
 from fedray.config.system import SystemConfig
 from fedray.data.federated import FederatedData
@@ -48,6 +49,8 @@ def system_stage(config: Config, data: FederatedData, training: TrainingStage, m
     system, cohort = config.system, training.cohort_size
     if not system.is_on:
         return SystemStage(settings={}, draws=cohort, digests={})
+    if system.mode == "buffered":
+        _check_buffered(config, training.algorithm, cohort, data.active)
     draws = math.ceil(cohort * system.over_select - 1e-9)
     if draws > data.active:
         raise UserError(
@@ -68,6 +71,21 @@ def system_stage(config: Config, data: FederatedData, training: TrainingStage, m
         },
         notes=tuple(_notes(clock, np.flatnonzero(data.sizes()))),
     )
+
+
+def _check_buffered(config: Config, algorithm: Algorithm, cohort: int, clients: int) -> None:
+    """Checks that rounds can be asynchronous, and raises :class:`UserError` if not."""
+    name, concurrency = config.algorithm.name, config.system.concurrency
+    if not vars(type(algorithm)).get("asynchronous", False):
+        able = sorted(known for known, cls in known_algorithms().items() if vars(cls).get("asynchronous", False))
+        raise UserError(
+            f"system.mode=buffered: algorithm.name={name} does not say that its server's rule is right for answers "
+            f"that began with different models (asynchronous = True); these do: {', '.join(able)}"
+        )
+    if config.run.diagnostics:
+        raise UserError("run.diagnostics compares clients that began together, and system.mode=buffered has none")
+    if concurrency is not None and concurrency > clients:
+        raise UserError(f"system.concurrency={concurrency} is more than the {clients} clients that have samples")
 
 
 def _absolute(value: Any) -> Any:

@@ -96,6 +96,7 @@ class Schedule:
         self.updates = [Update()]
         self._journeys = Journeys(capacity)
         self._busy: set[int] = set()
+        self._trained: dict[int, int] = {}
         self._time = 0.0
         self._fill()
 
@@ -126,12 +127,17 @@ class Schedule:
             start.update = len(self.updates)
             update.answers.append(start)
             if len(update.answers) == self.buffer:
-                update.time = self._time
-                self.updates.append(Update())
+                self._make()
         else:
             start.update = 0
             update.dropped.append(start)
-        self._fill()
+        # who answers at the same moment is there before others begin
+        if not self._journeys.has_more_now:
+            self._fill()
+
+    def _make(self) -> None:
+        self.updates[-1].time = self._time
+        self.updates.append(Update())
 
     def _answers(self, start: Start) -> bool:
         (until,) = self.availability.until(np.array([start.client]), start.began)
@@ -145,6 +151,7 @@ class Schedule:
             self.starts.append(start)
             self._of.setdefault(start.version, []).append(start)
             self._busy.add(client)
+            self._trained[client] = start.version
             self._journeys.launch(start.number, self._time, self.legs(client))
 
     def _draw(self) -> int | None:
@@ -160,11 +167,23 @@ class Schedule:
 
     def _can_begin(self, client: int) -> bool:
         (until,) = self.availability.until(np.array([client]), self._time)
-        return client not in self._busy and bool(until > self._time)
+        # whoever trained from this model already would send the same again
+        fresh = client not in self._busy and self._trained.get(client) != len(self.updates)
+        return fresh and bool(until > self._time)
 
     def _wait(self) -> None:
-        """Goes on to the moment at which a client can be reached again, as nobody trains."""
-        self._time = min(self.availability.next_start(client, self._time) for client in self.present.tolist())
-        if not math.isfinite(self._time):
+        """Goes on where nobody trains: to the moment at which a client can be reached that has not trained from this
+        model, or, if all have, to an update of fewer answers."""
+        version = len(self.updates)
+        able = [client for client in self.present.tolist() if self._trained.get(client) != version]
+        begins = min((self.availability.next_start(client, self._time) for client in able), default=math.inf)
+        if math.isfinite(begins):
+            self._time = begins
+        elif self.updates[-1].answers:
+            self._make()
+        elif able:
             raise UserError("system.availability: no client can be reached any more")
+        else:
+            # nobody has answered: the model stays as it is
+            self._make()
         self._fill()

@@ -55,6 +55,11 @@ class Journeys:
             self._step()
         return self._arrived.pop(0) if self._arrived else None
 
+    @property
+    def has_more_now(self) -> bool:
+        """Whether another client arrives at the same moment as the last one that :meth:`next` has returned."""
+        return bool(self._arrived)
+
     def _begin(self, time: float, flow: _Flow) -> None:
         heapq.heappush(self._waiting, (time + flow.legs[0].seconds, self._launched, flow))
         self._launched += 1

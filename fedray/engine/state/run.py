@@ -19,6 +19,7 @@ from fedray.data.federated import FederatedData
 from fedray.engine.pool import Pool
 from fedray.engine.state.checkpoint import Checkpoint
 from fedray.engine.state.packing import Packed, on_host
+from fedray.engine.state.pending import Pending
 from fedray.engine.state.states import StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.engine.worker import Worker
@@ -92,6 +93,7 @@ class RunState:
         self.server, self.earlier, self.sizes, self.layout, self.device = server, earlier, sizes, layout, device
         self.as_cohort = as_cohort
         self.clients: dict[int, StateFile] = {}
+        self.pending = Pending(layout)
         self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
 
     @classmethod
@@ -137,7 +139,9 @@ class RunState:
         """Goes back to the checkpoint ``saved``. The clients' states are linked or copied from there into ``folder``,
         the folder with clients' states on the server's node, and ``pool`` stores the models of earlier rounds."""
         server = self.server
-        server.vectors, server.round = saved.vectors.unpack(self.device), saved.round
+        vectors = saved.vectors.unpack(self.device)
+        self.pending.restore(vectors, saved.record.get("pending", {}))
+        server.vectors, server.round = vectors, saved.round
         server.table = _by_client(saved.record["table"])
         server.last_round = {int(client): number for client, number in saved.record["last_round"].items()}
         self.costs = saved.record["costs"]
@@ -147,12 +151,17 @@ class RunState:
 
     def vectors(self) -> Packed:
         """Returns the server's models and vectors, packed for a checkpoint."""
-        return Packed.pack(self.server.vectors)
+        return Packed.pack(self.server.vectors | self.pending.vectors())
 
     def record(self) -> dict[str, Any]:
         """Returns what a checkpoint stores as JSON, as a dict: ``table`` has the numbers that the server keeps for each
         client, ``last_round`` the last round in which each client took part, and ``costs`` the costs so far."""
-        return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
+        return {
+            "table": self.server.table,
+            "last_round": self.server.last_round,
+            "costs": self.costs,
+            "pending": self.pending.record(),
+        }
 
 
 def _is_finite(tensor: Tensor) -> bool:

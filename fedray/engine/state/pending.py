@@ -1,0 +1,83 @@
+"""What clients have sent that updates of later rounds will use (``system.mode=buffered``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedray.core.vectors import Layout, Model, Vector
+
+PREFIX = "pending"
+"""The first word of the names under which checkpoints have these sums."""
+
+
+class Pending:
+    """Sums of uploads that wait for their updates, and what training has reported of the clients meanwhile. ``layout``
+    says where the parameters are in a model's row of numbers.
+
+    A sum is a difference from the model that the clients began with, float64, so that it can be added to any other
+    model. ``sums`` maps the number of an update and the name of an upload to it.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.sums: dict[tuple[int, str], Tensor] = {}
+        self._models: set[str] = set()
+        self._rows: dict[int, dict[str, float]] = {}
+
+    def add(self, update: int, name: str, total: Vector, weight: float, x: Model) -> None:
+        """Adds ``total``, the weighted sum of an upload over clients that began with the model ``x``, to what the
+        update of round ``update`` will use. ``weight`` is the sum of the clients' weights."""
+        row = (total.row if isinstance(total, Model) else total).double()
+        if isinstance(total, Model):
+            self._models.add(name)
+            counts = [row[place].clone() for place in self.layout.whole_numbers]
+            row = row - weight * x.row.double()
+            for place, count in zip(self.layout.whole_numbers, counts, strict=True):
+                row[place] = count - x.row[place].double()
+        there = self.sums.get((update, name))
+        self.sums[update, name] = row if there is None else there.add_(row)
+
+    def take(self, update: int, x: Model) -> dict[str, Vector]:
+        """Removes the sums for the update of round ``update``, and returns them by the upload's name: a model is the
+        server's model ``x`` moved by the difference."""
+        found: dict[str, Vector] = {}
+        for key in [key for key in self.sums if key[0] == update]:
+            row = self.sums.pop(key)
+            found[key[1]] = self.layout.rounded(x.row.double() + row) if key[1] in self._models else row.float()
+        return found
+
+    def note(self, start: int, values: Mapping[str, float | None]) -> None:
+        """Keeps what training has reported of the client whose start has the number ``start``, by column."""
+        self._rows[start] = {name: math.nan if value is None else value for name, value in values.items()}
+
+    def rows_of(self, starts: Sequence[int]) -> dict[str, list[float]]:
+        """Removes what was kept of some starts, and returns it as columns, in their order."""
+        rows = [self._rows.pop(start, {}) for start in starts]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name, math.nan) for row in rows] for name in names}
+
+    def vectors(self) -> dict[str, Vector]:
+        """Returns the sums by names that checkpoints have."""
+        return {
+            f"{PREFIX} {update} {int(name in self._models)} {name}": row for (update, name), row in self.sums.items()
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Returns what checkpoints store as JSON."""
+        return {str(start): row for start, row in self._rows.items()}
+
+    def restore(self, vectors: dict[str, Vector], record: Mapping[str, Mapping[str, float]]) -> None:
+        """Takes the sums out of ``vectors``, those of a checkpoint, and the rest from ``record``."""
+        self.sums, self._models = {}, set()
+        for key in [key for key in vectors if key.startswith(f"{PREFIX} ")]:
+            _, update, is_model, name = key.split(" ", 3)
+            row = vectors.pop(key)
+            assert isinstance(row, Tensor)
+            self.sums[int(update), name] = row
+            if int(is_model):
+                self._models.add(name)
+        self._rows = {int(start): dict(row) for start, row in record.items()}
