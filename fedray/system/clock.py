@@ -157,8 +157,10 @@ class Clock:
     def _took(self, place: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns how many seconds each of the clients ``ids`` takes for a phase that they begin together."""
         phase, shared = self.phases[place], self.system.server_mbps
-        most = np.maximum(self.devices.down_mbps[ids], self.devices.up_mbps[ids]).sum()
-        if shared is None or most <= shared or not (phase.down or phase.up):
+        if shared is None or not (phase.down or phase.up):
+            return self._alone[place][ids]
+        if np.maximum(self.devices.down_mbps[ids], self.devices.up_mbps[ids]).sum() <= shared:
+            # together they can't fill it
             return self._alone[place][ids]
         journeys = Journeys(1e6 * shared)
         for client in ids.tolist():
