@@ -30,9 +30,10 @@ import pandas as pd
 import fedray
 from fedray.config import expand, flat, read_file
 from fedray.results.statistics import mean_and_margin
+from fedray.results.tables import markdown
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import tune
-from fedray.tuning.report import markdown, write_report
+from fedray.tuning.report import write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
 
 matplotlib.use("Agg")

@@ -140,7 +140,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ALGORITHM"), help="one run, in this process")
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(*args.one, args.rounds)))
+        model, algorithm = args.one
+        print(json.dumps(measure(model, algorithm, args.rounds)))
         return
     results = Results("memory", ["algorithm", "model", "actor_mb", "server_mb", "shared_mb", "disk_mb", "seconds"])
     for algorithm in args.algorithms:

@@ -20,7 +20,7 @@ def log_ratios(file: str, way: str) -> np.ndarray:
     seconds = table[(table["turn"] >= 0) & table["kept"]].pivot(
         index=["clients", "turn"], columns="system", values="seconds"
     )
-    found = np.log(seconds["fedray"] / seconds["before"]).dropna().to_numpy()
+    found = np.log((seconds["fedray"] / seconds["before"]).dropna().to_numpy())
     return found if way == "after" else -found
 
 

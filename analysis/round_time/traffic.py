@@ -66,7 +66,7 @@ def sent(point: Point, known: Known) -> Sent:
     cohort = Cohort(ids=range(members), sizes=[point.work.batch] * members)
     cutter.cut(cohort)
     # from the second round on tasks are sized by the time per sample
-    cutter.learn(known.seconds_per_sample * cutter.samples)
+    cutter.learn(known.seconds_per_sample * cutter.samples, cutter.samples)
     tasks = own = others = enclosed = 0
     on_hosts = {host: TreeSum(members) for host in range(1, point.hosts)}
     for part in cutter.cut(cohort):

@@ -1,4 +1,4 @@
-"""Rules that the package's source text keeps: imports point down, and nothing draws from a global generator."""
+"""Rules of the source text: imports point down, no global generator is used, and an installation holds all of it."""
 
 from __future__ import annotations
 
@@ -154,3 +154,15 @@ def test_no_global_generator_is_used():
 )
 def test_a_global_generator_would_be_found(line):
     assert uses_of_global_generators(ast.parse(line))
+
+
+def test_an_installation_holds_every_module_and_file():
+    tomllib = pytest.importorskip("tomllib", reason="tomllib is in Python since 3.11")
+    listed = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("__init__.py")}
+    assert {".".join(folder.parts) for folder in folders} | set(listed["package-dir"]) == set(listed["packages"])
+    held: set[Path] = set()
+    for package, patterns in listed["package-data"].items():
+        held |= {path for pattern in patterns for path in PACKAGE.parent.joinpath(*package.split(".")).glob(pattern)}
+    beside = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".md")}
+    assert beside <= held
