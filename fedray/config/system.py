@@ -18,7 +18,7 @@ OF_DEVICES = ("flops_per_second", "down_mbps", "up_mbps", "latency_ms", "watts")
 """The keys that say what a client's device and its network are, which are also the columns of ``system.devices``."""
 
 
-OF_BUFFERED, OF_SYNC = ("concurrency", "staleness"), ("deadline_seconds", "over_select", "on_late")
+OF_BUFFERED, OF_SYNC = ("buffer", "concurrency", "staleness"), ("deadline_seconds", "over_select", "on_late")
 """The keys that only asynchronous and only synchronous rounds have."""
 
 
@@ -106,10 +106,13 @@ class SystemConfig(Section):
     )
 
     mode: Literal["sync", "buffered"] = Field(
-        "sync", description="buffered: asynchronous; every train.cohort_size answers make an update (FedBuff)"
+        "sync", description="buffered: asynchronous; every system.buffer answers make an update (FedBuff)"
+    )
+    buffer: Positive | None = Field(
+        None, description="buffered: answers that make an update; train.cohort_size says the same"
     )
     concurrency: Positive | None = Field(
-        None, description="buffered: clients that train at the same time; twice the cohort's size unless set"
+        None, description="buffered: clients that train at the same time; twice system.buffer unless set"
     )
     staleness: Literal["constant", "polynomial"] = Field(
         "polynomial", description="buffered: weight of an answer that is s updates late: 1, or 1 / sqrt(1 + s)"

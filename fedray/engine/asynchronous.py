@@ -167,7 +167,7 @@ def _update_of(start: Start) -> int:
 def asynchronous_of(experiment: Experiment, data: FederatedData, state: RunState) -> Asynchronous | None:
     """Returns what makes the rounds of a run with ``system.mode=buffered``, or None if rounds are synchronous."""
     clock = clock_of(experiment, data)
-    if clock is None or clock.system.mode == "sync":
+    if clock is None or clock.system.buffer is None or clock.system.concurrency is None:
         return None
     (phase,) = clock.phases
     schedule = Schedule(
@@ -175,8 +175,8 @@ def asynchronous_of(experiment: Experiment, data: FederatedData, state: RunState
         1e6 * (clock.system.server_mbps or math.inf),
         clock.availability,
         np.flatnonzero(state.sizes),
-        buffer=experiment.cohort_size,
-        concurrency=clock.system.concurrency or 2 * experiment.cohort_size,
+        buffer=clock.system.buffer,
+        concurrency=clock.system.concurrency,
         dropout=clock.system.dropout,
         seed=experiment.config.run.seed,
     )

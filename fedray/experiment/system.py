@@ -21,7 +21,7 @@ from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.model import ModelStage
-from fedray.experiment.stage import Stage
+from fedray.experiment.stage import Stage, under
 from fedray.experiment.training import TrainingStage
 from fedray.system.availability import availability_of
 from fedray.system.clock import Clock, PhaseCost
@@ -60,8 +60,9 @@ def system_stage(config: Config, data: FederatedData, training: TrainingStage, m
     phases = costs_by_phase(training.algorithm, model.facts, training.local, data.sizes())
     clock = _clock(system, phases, data, cohort, config.run.seed)
     named = {f"system.{key}": _absolute(getattr(system, key)) for key in ("devices", "networks", "availability")}
+    buffered = {"buffer": cohort, "concurrency": system.concurrency or min(2 * cohort, data.active)}
     return SystemStage(
-        settings=named,
+        settings=named | (under("system", buffered) if system.mode == "buffered" else {}),
         draws=draws,
         digests={
             f"{key}={path}": sha256_of_file(Path(path))

@@ -91,17 +91,22 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
 
 
 def _cohort_size(config: Config, data: FederatedData) -> int:
-    present = data.active
-    if config.train.participation is not None:
-        return max(1, whole_units(config.train.participation * present))
-    if config.train.cohort_size is None:
-        return present
-    if config.train.cohort_size > present:
+    present, train, buffer = data.active, config.train, config.system.buffer
+    if buffer is not None and (train.participation is not None or train.cohort_size not in (None, buffer)):
+        key = "cohort_size" if train.participation is None else "participation"
         raise UserError(
-            f"train.cohort_size={config.train.cohort_size} is more than the {present} clients that have samples "
-            f"(data.clients={data.clients})"
+            f"system.buffer={buffer} and train.{key}={getattr(train, key):g}: the cohort of a round are the answers "
+            "that its update uses; give one of the two"
         )
-    return config.train.cohort_size
+    if train.participation is not None:
+        return max(1, whole_units(train.participation * present))
+    asked = {"system.buffer": buffer, "train.cohort_size": train.cohort_size}
+    for key, size in asked.items():
+        if size is not None and size > present:
+            raise UserError(
+                f"{key}={size} is more than the {present} clients that have samples (data.clients={data.clients})"
+            )
+    return buffer or train.cohort_size or present
 
 
 def _transform(config: Config, custom: CustomObjects, data: FederatedData) -> tuple[SeededTransform | None, list[str]]:

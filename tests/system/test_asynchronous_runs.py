@@ -95,6 +95,8 @@ def test_the_same_in_other_processes_and_when_it_is_resumed(name, tmp_path):
         tmp_path / "other",
         algorithm__name=name,
         system__dropout=0.2,
+        train__cohort_size=None,
+        system__buffer=3,
         engine__kind="fedray.testing.pickling:DoublingPool",
     )
     assert other.summary["model_sha256"] == whole.summary["model_sha256"]
@@ -117,11 +119,15 @@ def test_on_ray(tmp_path, ray_cluster):
 
 
 def test_what_is_refused(capsys, own_folder, no_real_data):
-    base = ["system.mode=buffered", "data.clients=6", "train.cohort_size=2"]
+    base = ["system.mode=buffered", "data.clients=6", "system.buffer=2"]
     line = refused(capsys, *base, "algorithm.name=scaffold")
     assert "algorithm.name=scaffold does not say" in line
     assert "these do: fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi" in line
     assert "system.deadline_seconds is for system.mode=sync" in refused(capsys, *base, "system.deadline_seconds=3")
+    assert "system.buffer=2 and train.cohort_size=3: the cohort" in refused(capsys, *base, "train.cohort_size=3")
+    assert "system.buffer=2 and train.participation=1: the cohort" in refused(capsys, *base, "train.participation=1")
+    assert "system.buffer=7 is more than the 6 clients" in refused(capsys, *base[:2], "system.buffer=7")
+    assert "system.buffer is for system.mode=buffered" in refused(capsys, "system.buffer=3")
     assert "system.concurrency is for system.mode=buffered" in refused(capsys, "system.concurrency=3")
     assert "system.concurrency=7 is more than the 6 clients" in refused(capsys, *base, "system.concurrency=7")
     assert "run.diagnostics compares clients that began together" in refused(capsys, *base, "run.diagnostics=true")
