@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from processes import descendants, environment, gone, kill_all, loaded, wait_for_rounds
-from slow_runs import SLOW_ROUNDS, slow_rounds
+from slow_runs import SLOW_ROUNDS, TIMED, slow_rounds
 from small_runs import needs_compiler
 
 from fedray import ClientError, Report, simulate
@@ -68,6 +68,15 @@ def test_actors_killed_in_the_middle_of_rounds(algorithm: str, actors: int, tmp_
     config = slow_rounds(algorithm)
     whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
     assert_same(whole, killing(config, actors, tmp_path / "ray"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("actors", [1, 2, 3])
+@pytest.mark.parametrize("mode", TIMED)
+def test_actors_killed_beside_the_virtual_clock(mode: str, actors: int, tmp_path: Path, ray_cluster: None) -> None:
+    whole = simulate({**TIMED[mode], "run.output": str(tmp_path / "local")}, data=small_source())
+    assert len(set(whole.clients.outcome)) > 1
+    assert_same(whole, killing(TIMED[mode], actors, tmp_path / "ray"))
 
 
 @needs_compiler
@@ -273,7 +282,17 @@ def fresh() -> Any:
     ],
 )
 def test_local_engine_resumed_after_kill_9(algorithm: str, compiled: bool, fresh: Any, tmp_path: Path) -> None:
-    config = {**slow_rounds(algorithm), "run.name": "run", "engine.compile": compiled}
+    goes_on_after_kill_9({**slow_rounds(algorithm), "engine.compile": compiled}, fresh, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", TIMED)
+def test_the_virtual_clock_goes_on_after_kill_9(mode: str, fresh: Any, tmp_path: Path) -> None:
+    goes_on_after_kill_9(TIMED[mode], fresh, tmp_path)
+
+
+def goes_on_after_kill_9(config: dict[str, Any], fresh: Any, tmp_path: Path) -> None:
+    config = {**config, "run.name": "run"}
     whole = simulate({**config, "run.output": str(tmp_path / "whole")}, data=small_source())
     config["run.output"] = str(tmp_path / "killed")
     process = fresh.Process(target=simulate, args=(config,), kwargs={"data": small_source()})

@@ -17,3 +17,18 @@ def slow_rounds(algorithm: str) -> dict[str, Any]:
     # its local steps take four times as long as others'
     epochs = {"train.local_epochs": 2} if algorithm == "fedsiam_da" else {}
     return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr, **epochs}
+
+
+CLOCK = {
+    "system.flops_per_second": {"lognormal": [2e7, 1.0]}, "system.up_mbps": {"uniform": [0.1, 1]}, "system.watts": 5,
+    "system.server_mbps": 2, "system.availability": {"from": 0, "to": 23, "shift": {"uniform": [0, 24]}},
+    "system.dropout": 0.1,
+}  # fmt: skip
+TIMED = {
+    "deadline": {
+        **slow_rounds("scaffold"), **CLOCK, "system.deadline_seconds": 5, "system.over_select": 1.4,
+        "system.server_flops_per_second": 1e7,
+    },
+    "buffered": {**slow_rounds("fedadam"), **CLOCK, "system.mode": "buffered", "system.concurrency": 8},
+}  # fmt: skip
+"""Such runs with everything that the virtual clock has."""
