@@ -56,7 +56,7 @@ RULES = {
     "core/seeds.py": ["core/test_seeds.py", "core/test_batches.py"],
     "core/schedule.py": ["client/test_schedules.py"],
     "client/optimizer.py": ["client/test_client_optimizer.py", OF_ALGORITHMS[1]],
-    "engine/cohorts.py": ["algorithms/test_participation.py", OF_ALGORITHMS[0]],
+    "experiment/cohorts.py": ["algorithms/test_participation.py", OF_ALGORITHMS[0]],
     "engine/sums.py": [OF_ALGORITHMS[0], OF_ALGORITHMS[2], "algorithms/test_phase_outputs.py"],
     "data/partitions/dirichlet.py": ["data/test_dirichlet.py", "data/test_partition.py"],
     "data/partitions/skew.py": ["data/test_partition.py"],

@@ -21,9 +21,6 @@ from reproducing.published import Cell, PublishedTable
 PERCENT = ("final", "last", "at_round")
 """The measures that are accuracies in percent. The others are what runs took until a target; less of it is better."""
 
-OF_FEDAVG = ("gib", "gib_sent")
-"""The measures whose target is the mean accuracy that the first row, which is FedAvg, ends with."""
-
 AMOUNTS = {"gib_sent": "bytes", "minutes": "virtual_seconds"}
 """The columns of metrics.csv that are counted until the target, where it is not the round."""
 
@@ -97,8 +94,9 @@ def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
 
 
 def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[RecordedRun]]) -> float:
-    """Returns the accuracy that is to be reached: the last of ``run.targets``, or what the first row ends with."""
-    if table.measure in OF_FEDAVG:
+    """Returns the accuracy that is to be reached: the last of ``run.targets``, or what the first row ends with, as a
+    mean over its runs."""
+    if table.until == "first row":
         (first,) = [each for each in runs if each.column == cell.column and each.row == table.rows[0]]
         finals = [run.final(Measure()) for run in runs[first] if not run.diverged]
         return float(np.mean(finals)) if finals else math.nan

@@ -22,6 +22,8 @@ Measure = Literal["rounds", "ratio", "minutes", "final", "last", "at_round", "gf
 
 Of = Literal["test", "train", "representation"]
 
+Until = Literal["target", "first row"]
+
 UNTIL_TARGET = ("rounds", "ratio", "gflops", "minutes")
 """The measures for which a run need not go on once it has reached its target."""
 
@@ -55,6 +57,9 @@ class TableConfig(Section):
     seeds: Whole = Field(ge=1, description="how many seeds the paper has")
     over_runs: Literal["median", "mean"] = Field(
         "median", description="how what the runs of a cell took until a target becomes one number"
+    )
+    until: Until = Field(
+        "target", description="the accuracy until which is counted: the file's target, or the first row's"
     )
     smoothing: Real = Field(0, ge=0, lt=1, description="factor of the moving average that curves are drawn of")
     boxes: bool = Field(False, description="last: draw boxes of the last rounds of all runs")
@@ -126,6 +131,7 @@ class PublishedTable:
     notes: Sequence[str]
     smoothing: float = 0.0
     boxes: bool = False
+    until: Until = "target"
 
 
 def known_tables() -> dict[str, Path]:
@@ -145,6 +151,7 @@ def read_table(name: str) -> PublishedTable:
     said: TableConfig = check(TableConfig, read_file(path), f"{path}: ")
     rows = dict(_rows(said))
     cells: list[Cell] = []
+    ends_at_target = said.measure in UNTIL_TARGET and said.until == "target"
     for column, of in said.columns.items():
         values = of.published or [None] * len(rows)
         if len(values) != len(rows):
@@ -153,10 +160,10 @@ def read_table(name: str) -> PublishedTable:
         for (name_of_row, row), published in zip(rows.items(), values, strict=True):
             settings = {**flat(expand(of.settings)), **flat(expand(row.settings))}
             cell = Cell(name_of_row, column, published, file, settings, of.round, row.of or said.of, of.seeds or ())
-            cells.append(_until_target(cell) if said.measure in UNTIL_TARGET and said.of == "test" else cell)
+            cells.append(_until_target(cell) if ends_at_target and said.of == "test" else cell)
     return PublishedTable(
         name, said.title, said.measure, said.seeds, said.over_runs, list(rows), list(said.columns), cells, said.notes,
-        said.smoothing, said.boxes,
+        said.smoothing, said.boxes, said.until,
     )  # fmt: skip
 
 

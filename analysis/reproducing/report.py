@@ -25,13 +25,15 @@ MEANINGS = {
     "first. {bound}",
     "final": "{Accuracy} at the end in percent, {seeds}.",
     "last": "{Accuracy} in percent, as the mean of the last rounds, {seeds}.",
-    "minutes": "Minutes of the virtual clock until the target, as {over} over seeds. {bound}",
+    "minutes": "Minutes of the virtual clock until {until}, as {over} over seeds. {bound}",
     "gflops": "GFLOPs of a client, by the paper's accounting, in the {one} of the rounds until the target. {bound}",
-    "gib": "GiB by the paper's accounting: those of all rounds of a run, times its rounds to FedAvg's final accuracy, "
-    "divided by FedAvg's rounds to it. A run that does not reach it counts in full.",
-    "gib_sent": "GiB that all clients sent and received until FedAvg's final accuracy, as {over} over seeds. {bound}",
+    "gib": "GiB by the paper's accounting: those of all rounds of a run, times its rounds to {until}, divided by "
+    "FedAvg's rounds to it. A run that does not reach it counts in full.",
+    "gib_sent": "GiB that all clients sent and received until {until}, as {over} over seeds. {bound}",
     "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
 }
+
+UNTIL = {"target": "the target", "first row": "FedAvg's final accuracy"}
 
 BOUND = "`>` stands before a bound: runs that did not reach it count with what they took."
 
@@ -77,7 +79,7 @@ def _meaning(table: PublishedTable) -> str:
     accuracy = accuracy_of(table)
     others = [name for name in ACCURACIES.values() if name != accuracy]
     rows = dict.fromkeys(cell.row for cell in table.cells if ACCURACIES[cell.of] in others)
-    over = {"one": table.over_runs, "over": f"{table.over_runs}s"}
+    over = {"one": table.over_runs, "over": f"{table.over_runs}s", "until": UNTIL[table.until]}
     text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS, bound=BOUND, **over)
     if rows and table.measure in PERCENT:
         text += f" In the row '{' and '.join(rows)}' it is the {others[0]}."

@@ -19,16 +19,17 @@ import numpy as np
 
 from fedray.algorithms import Cohort
 from fedray.data.federated import FederatedData
-from fedray.engine.cohorts import cohort_of, weights_of
+from fedray.engine.cohorts import cohort_of
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.round import RoundResult
 from fedray.engine.state.run import RunState
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
+from fedray.experiment.cohorts import weights_of
 from fedray.experiment.experiment import Experiment
-from fedray.experiment.system import clock_of
+from fedray.experiment.system import clock_of, schedule_of
 from fedray.system.buffered import Schedule, Start
-from fedray.system.clock import DROPPED, USED, Asked, legs
+from fedray.system.clock import DROPPED, USED, Asked
 from fedray.system.devices import Devices
 from fedray.tracking.costs import load_of
 
@@ -167,17 +168,7 @@ def _update_of(start: Start) -> int:
 def asynchronous_of(experiment: Experiment, data: FederatedData, state: RunState) -> Asynchronous | None:
     """Returns what makes the rounds of a run with ``system.mode=buffered``, or None if rounds are synchronous."""
     clock = clock_of(experiment, data)
-    if clock is None or clock.system.buffer is None or clock.system.concurrency is None:
+    if clock is None or clock.system.mode == "sync":
         return None
-    (phase,) = clock.phases
-    schedule = Schedule(
-        lambda client: legs(clock.devices, phase, client),
-        1e6 * (clock.system.server_mbps or math.inf),
-        clock.availability,
-        np.flatnonzero(state.sizes),
-        buffer=clock.system.buffer,
-        concurrency=clock.system.concurrency,
-        dropout=clock.system.dropout,
-        seed=experiment.config.run.seed,
-    )
-    return Asynchronous(schedule, clock.devices, phase.down, experiment, state)
+    schedule = schedule_of(clock, np.flatnonzero(state.sizes))
+    return Asynchronous(schedule, clock.devices, clock.phases[0].down, experiment, state)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
-from fedray.engine.cohorts import draw_of
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
 from fedray.engine.state.run import RunState
@@ -31,6 +30,7 @@ from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import PhaseResult, PhaseTask, working_seconds
 from fedray.engine.virtual_time import VirtualTime
+from fedray.experiment.cohorts import draw_of
 from fedray.experiment.experiment import Experiment
 from fedray.system.clock import Asked
 

@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedray.data.federated import FederatedData
-from fedray.engine.cohorts import cohort_of, draw_of
+from fedray.engine.cohorts import cohort_of
 from fedray.engine.state.run import RunState
 from fedray.experiment.experiment import Experiment
-from fedray.experiment.system import clock_of
 from fedray.system.clock import LATE, USED, Asked, Clock
-from fedray.tracking.costs import server_of_mean_clients
-
-REHEARSED = 20
-"""How many rounds are looked at to say what a usual one takes."""
 
 
 class VirtualTime:
@@ -48,28 +42,6 @@ class VirtualTime:
             after = algorithm.server_flops(server, forward) - algorithm.server_flops_beside(server, forward)
             asked.duration += self.clock.seconds_of_server(after)
         return asked
-
-
-def usual_round(experiment: Experiment, data: FederatedData) -> dict[str, float]:
-    """Returns the ``virtual_seconds`` and ``joules`` of a round of ``experiment``, as means over the first
-    :data:`REHEARSED` rounds, in which nothing is trained. Both are NaN without a virtual clock."""
-    clock, sizes, algorithm = clock_of(experiment, data), data.sizes(), experiment.algorithm
-    if clock is None:
-        return {"virtual_seconds": math.nan, "joules": math.nan}
-    server = server_of_mean_clients(
-        experiment.training, sizes, experiment.cohort_size, len(data.public), len(data.y_test)
-    )  # fmt: skip
-    whole, beside = (
-        clock.seconds_of_server(count(server, experiment.facts.flops))
-        for count in (algorithm.server_flops, algorithm.server_flops_beside)
-    )
-    waits = {} if algorithm.server_training_before is None else {algorithm.server_training_before: beside}
-    now = joules = 0.0
-    for number in range(1, REHEARSED + 1):
-        asked = clock.ask(number, draw_of(np.flatnonzero(sizes), experiment, number), now, waits)
-        now += asked.duration + (whole - beside if len(asked.used) else 0.0)
-        joules += asked.joules
-    return {"virtual_seconds": now / REHEARSED, "joules": joules / REHEARSED}
 
 
 def add_costs(costs: dict[str, Any], asked: Asked) -> None:

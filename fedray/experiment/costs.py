@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from fedray.algorithms import Algorithm, ServerState, known_algorithms
+import math
+from dataclasses import replace
+
+from fedray.algorithms import Algorithm, known_algorithms
 from fedray.config import Config, ScheduleConfig
+from fedray.data.federated import FederatedData
 from fedray.data.sources.source import source_of
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
+from fedray.experiment.system import allows_asynchronous, usual_round
 from fedray.models.heads import DEFAULT, serves
 from fedray.tracking import costs
 from fedray.tracking.cost_tables import Candidate, Scenario
@@ -27,15 +32,11 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     chosen, data = resolve(config, custom)
     sizes, name_of_chosen = data.sizes(), config.algorithm.name
 
-    def with_server(experiment: Experiment, public: int) -> tuple[Experiment, ServerState]:
-        tests = len(data.y_test)
-        return experiment, costs.server_of_mean_clients(chosen.training, sizes, chosen.cohort_size, public, tests)
+    shared: dict[tuple[str, bool], tuple[Experiment, FederatedData]] = {}
 
-    shared: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
-
-    def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
-        """Returns the experiment (the description of a run) and the server's state for the algorithm ``name``, whose
-        class is ``cls``.
+    def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, FederatedData]:
+        """Returns the experiment (the description of a run) and the data for the algorithm ``name``, whose class is
+        ``cls``.
 
         Algorithms share both if they need the same head (the model's last layers), and if they agree on whether they
         need a public set.
@@ -43,8 +44,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
         if (head, cls.needs_public) not in shared:
-            experiment, others = resolve(_with_algorithm(config, name, head), custom)
-            shared[head, cls.needs_public] = with_server(experiment, len(others.public))
+            shared[head, cls.needs_public] = resolve(_with_algorithm(config, name, head), custom)
         return shared[head, cls.needs_public]
 
     # the base class asks for no head and no public set
@@ -53,15 +53,19 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     for name, cls in {**known_algorithms(), name_of_chosen: type(chosen.algorithm)}.items():
         try:
             if name == name_of_chosen:
-                algorithm, (experiment, server) = chosen.algorithm, with_server(chosen, len(data.public))
+                algorithm, experiment, others = chosen.algorithm, chosen, data
             else:
-                algorithm, (experiment, server) = cls(), resolved_with(name, cls)
+                algorithm, (experiment, others) = cls(), resolved_with(name, cls)
         except UserError as error:
             left_out[name] = str(error)
             continue
+        server = costs.server_of_mean_clients(
+            chosen.training, sizes, chosen.cohort_size, len(others.public), len(data.y_test)
+        )
         with as_user_error(f"{name} can't say its server_flops without a run"):
             flops = algorithm.server_flops(server, experiment.facts.flops)
-        candidates.append(Candidate(name, algorithm, experiment.config.model.head, experiment.facts, flops))
+        usual = _usual_round(chosen, experiment, algorithm, others)
+        candidates.append(Candidate(name, algorithm, experiment.config.model.head, experiment.facts, flops, usual))
     scenario = Scenario(
         load=costs.mean_load(sizes, chosen.training),
         cohort=chosen.cohort_size,
@@ -73,6 +77,20 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     return candidates, scenario, left_out
 
 
+def _usual_round(
+    chosen: Experiment, experiment: Experiment, algorithm: Algorithm, data: FederatedData
+) -> dict[str, float]:
+    """Returns the virtual seconds and joules of a round of ``algorithm`` with the model of ``experiment``, on the
+    devices of ``chosen``, or nothing without them."""
+    system = chosen.config.system
+    if not system.is_on:
+        return {}
+    if system.mode == "buffered" and not allows_asynchronous(type(algorithm)):
+        return {"virtual_seconds": math.nan, "joules": math.nan}
+    config = experiment.config.model_copy(update={"system": system})
+    return usual_round(replace(chosen, config=config, algorithm=algorithm, facts=experiment.facts), data)
+
+
 def _with_algorithm(config: Config, name: str, head: str) -> Config:
     """Returns ``config`` with the algorithm ``name`` at its defaults, and with the model's head ``head``.
 
@@ -81,6 +99,7 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
     return config.model_copy(
         update={
             "algorithm": type(config.algorithm)(name=name),
+            "system": type(config.system)(),
             "model": config.model.model_copy(update={"head": head, "weights": None}),
             "train": config.train.model_copy(
                 update={

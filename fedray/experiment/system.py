@@ -19,15 +19,20 @@ from fedray.config import Config
 from fedray.config.system import SystemConfig
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
+from fedray.experiment.cohorts import draw_of
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.model import ModelStage
 from fedray.experiment.stage import Stage, under
 from fedray.experiment.training import TrainingStage
 from fedray.system.availability import availability_of
-from fedray.system.clock import Clock, PhaseCost
+from fedray.system.buffered import Schedule
+from fedray.system.clock import Clock, PhaseCost, legs
 from fedray.system.devices import devices_of, is_file
-from fedray.tracking.costs import costs_by_phase
+from fedray.tracking.costs import costs_by_phase, server_of_mean_clients
 from fedray.util.files import sha256_of_file
+
+REHEARSED = 20
+"""How many rounds are looked at to say what a usual one takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +82,8 @@ def system_stage(config: Config, data: FederatedData, training: TrainingStage, m
 def _check_buffered(config: Config, algorithm: Algorithm, cohort: int, clients: int) -> None:
     """Checks that rounds can be asynchronous, and raises :class:`UserError` if not."""
     name, concurrency = config.algorithm.name, config.system.concurrency
-    if not vars(type(algorithm)).get("asynchronous", False):
-        able = sorted(known for known, cls in known_algorithms().items() if vars(cls).get("asynchronous", False))
+    if not allows_asynchronous(type(algorithm)):
+        able = sorted(known for known, cls in known_algorithms().items() if allows_asynchronous(cls))
         raise UserError(
             f"system.mode=buffered: algorithm.name={name} does not say that its server's rule is right for answers "
             f"that began with different models (asynchronous = True); these do: {', '.join(able)}"
@@ -87,6 +92,12 @@ def _check_buffered(config: Config, algorithm: Algorithm, cohort: int, clients: 
         raise UserError("run.diagnostics compares clients that began together, and system.mode=buffered has none")
     if concurrency is not None and concurrency > clients:
         raise UserError(f"system.concurrency={concurrency} is more than the {clients} clients that have samples")
+
+
+def allows_asynchronous(cls: type[Algorithm]) -> bool:
+    """Returns whether an algorithm says that it allows asynchronous rounds. What it inherits from may do so for a rule
+    that it has changed, and does not count."""
+    return bool(vars(cls).get("asynchronous", False))
 
 
 def _absolute(value: Any) -> Any:
@@ -104,6 +115,54 @@ def clock_of(experiment: Experiment, data: FederatedData) -> Clock | None:
         return None
     phases = costs_by_phase(experiment.algorithm, experiment.facts, experiment.training, data.sizes())
     return _clock(system, phases, data, experiment.cohort_size, experiment.config.run.seed)
+
+
+def schedule_of(clock: Clock, present: NDArray[np.int64]) -> Schedule:
+    """Returns who trains when in asynchronous rounds on the devices of ``clock``. ``present`` are the clients that have
+    samples, ``[N]``."""
+    system, (phase,) = clock.system, clock.phases
+    assert system.buffer, "system.mode=buffered"
+    assert system.concurrency, "system.mode=buffered"
+    return Schedule(
+        lambda client: legs(clock.devices, phase, client),
+        1e6 * (system.server_mbps or math.inf),
+        clock.availability,
+        present,
+        buffer=system.buffer,
+        concurrency=system.concurrency,
+        dropout=system.dropout,
+        seed=clock.seed,
+    )
+
+
+def usual_round(experiment: Experiment, data: FederatedData) -> dict[str, float]:
+    """Returns the ``virtual_seconds`` and ``joules`` of a round of ``experiment``, as means over the first
+    :data:`REHEARSED` rounds, in which nothing is trained. Both are NaN without a virtual clock."""
+    clock = clock_of(experiment, data)
+    if clock is None:
+        return {"virtual_seconds": math.nan, "joules": math.nan}
+    if clock.system.mode == "buffered":
+        return _usual_update(clock, np.flatnonzero(data.sizes()))
+    sizes, algorithm, forward = data.sizes(), experiment.algorithm, experiment.facts.flops
+    server = server_of_mean_clients(
+        experiment.training, sizes, experiment.cohort_size, len(data.public), len(data.y_test)
+    )  # fmt: skip
+    whole = clock.seconds_of_server(algorithm.server_flops(server, forward))
+    beside = clock.seconds_of_server(algorithm.server_flops_beside(server, forward))
+    waits = {} if algorithm.server_training_before is None else {algorithm.server_training_before: beside}
+    now = joules = 0.0
+    for number in range(1, REHEARSED + 1):
+        asked = clock.ask(number, draw_of(np.flatnonzero(sizes), experiment, number), now, waits)
+        now += asked.duration + (whole - beside if len(asked.used) else 0.0)
+        joules += asked.joules
+    return {"virtual_seconds": now / REHEARSED, "joules": joules / REHEARSED}
+
+
+def _usual_update(clock: Clock, present: NDArray[np.int64]) -> dict[str, float]:
+    schedule = schedule_of(clock, present)
+    answers = [start for number in range(1, REHEARSED + 1) for start in schedule.update(number).answers]
+    joules = math.fsum((start.ended - start.began) * clock.devices.watts[start.client] for start in answers)
+    return {"virtual_seconds": schedule.update(REHEARSED).time / REHEARSED, "joules": joules / REHEARSED}
 
 
 def _clock(system: SystemConfig, phases: list[PhaseCost], data: FederatedData, cohort: int, seed: int) -> Clock:

@@ -21,7 +21,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.api import simulate
 from fedray.config import load
 from fedray.core.vectors import Model
-from fedray.engine.cohorts import cohort_of, draw_of
+from fedray.engine.cohorts import cohort_of
 from fedray.engine.cutting import Part, Sent, TaskCutter, task_of
 from fedray.engine.local_engine import make_pool
 from fedray.engine.opening import open_run
@@ -32,6 +32,7 @@ from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError
+from fedray.experiment.cohorts import draw_of
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source

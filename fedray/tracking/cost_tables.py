@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from fedray.models.inspection import ModelFacts
 from fedray.tracking import costs
 from fedray.tracking.costs import Load
 
+TIMED = {"virtual_seconds": "virtual seconds", "joules": "joules"}
+"""The columns of a table with a virtual clock, and their headings."""
+
 WIDEST = 1000
 """The largest number of characters in a line of a table."""
 
@@ -27,7 +30,8 @@ class Candidate:
 
     ``name`` is the algorithm's name. ``facts`` has the number of parameters, the FLOPs and other properties of the
     model that it trains. ``head`` is the name of the last layers that replace the model's own (``model.head``), or
-    ``none``. ``server_flops`` is the number of FLOPs that the server computes in a round.
+    ``none``. ``server_flops`` is the number of FLOPs that the server computes in a round. ``usual`` has the virtual
+    seconds and joules of a round, if the configuration has a virtual clock.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Candidate:
     head: str
     facts: ModelFacts
     server_flops: float
+    usual: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,10 @@ def cost_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable
     columns = {
         "algorithm": "", "parameters": ",", "models down": "g", "vectors down": "g", "models up": "g",
         "vectors up": "g", "bytes down": ",", "bytes up": ",", "overhead": "g", "GFLOPs": ".4g",
-        "server GFLOPs": ".4g", "extra %": ".3g", "extra": "",
+        "server GFLOPs": ".4g",
     }  # fmt: skip
+    timed = {name: heading for name, heading in TIMED.items() if any(name in each.usual for each in candidates)}
+    columns |= dict.fromkeys(timed.values(), ".4g") | {"extra %": ".3g", "extra": ""}
     rows = []
     for candidate in candidates:
         traffic, work, facts = candidate.algorithm.traffic, candidate.algorithm.work, candidate.facts
@@ -109,12 +116,12 @@ def cost_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable
         rows.append([
             candidate.name, facts.parameters, traffic.models_down, traffic.vectors_down, traffic.models_up,
             traffic.vectors_up, *costs.bytes_per_client(traffic, facts), costs.overhead(traffic), flops / 1e9,
-            candidate.server_flops / 1e9, 100 * (flops / plain - 1),
+            candidate.server_flops / 1e9, *(candidate.usual[name] for name in timed), 100 * (flops / plain - 1),
             extra_work(work, candidate.head if facts != scenario.plain else "none"),
         ])  # fmt: skip
     notes = [
         f"Per round and client, the mean one: {load_text(load)}. The server's own FLOPs: per round of "
-        f"{scenario.cohort} clients.",
+        f"{scenario.cohort} clients{', and so are virtual seconds and joules' if timed else ''}.",
         "A vector has the parameters of a model without its buffers. Overhead: (down + up) / 2. Extra: the client's, "
         "over FedAvg.",
         *scenario.plain.notes,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from fedray.config import flat
 from fedray.core.rounding import whole_units
 from fedray.data.federated import FederatedData
-from fedray.engine.virtual_time import usual_round
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
+from fedray.experiment.system import usual_round
 from fedray.tracking import costs
 from fedray.tuning.spec import SweepSpec, read_record
 
@@ -66,7 +66,7 @@ def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
     """Returns how much of ``axis`` a whole run of ``experiment`` takes: its number of rounds (``rounds``), the bytes
     sent to and from clients (``bytes``), its FLOPs (``flops``), or its ``virtual_seconds`` or ``joules``. All but the
-    rounds are estimates (:func:`cost_of_a_round`, :func:`~fedray.engine.virtual_time.usual_round`). ``data`` is the
+    rounds are estimates (:func:`cost_of_a_round`, :func:`~fedray.experiment.system.usual_round`). ``data`` is the
     partitioned data set."""
     if axis == "rounds":
         return experiment.rounds

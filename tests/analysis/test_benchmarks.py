@@ -97,10 +97,10 @@ def test_which_models_give_the_same_bits(tmp_path, monkeypatch, capsys):
     table = tmp_path / "bits.yaml"
     monkeypatch.setattr(program, "TABLE", table)
     monkeypatch.setattr("fedray.engine.rehearsal.REHEARSING", {"cuda"})
-    for name in ("logistic", "stackoverflow_lstm"):
+    for name in ("logistic", "lenet5"):
         monkeypatch.setattr(sys, "argv", ["bits.py", "--models", name, "--write"])
         program.main()
     found = yaml.safe_load(table.read_text())
     # what is measured later is added
-    assert found["cpu"]["models"] == {key: {"fp32": [], "bf16": []} for key in ("logistic", "stackoverflow_lstm")}
+    assert found["cpu"]["models"] == {key: {"fp32": [], "bf16": []} for key in ("logistic", "lenet5")}
     assert capsys.readouterr().out.count(": the same bits") == 4

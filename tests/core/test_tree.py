@@ -15,8 +15,8 @@ from fedray.client.phase import stacks
 from fedray.core import tree as tree_module
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import LeafSum, TreeSum, reduce_rows, subtree, subtrees
-from fedray.engine.cohorts import draw_cohort, weights_of
 from fedray.engine.cutting import cut_into_tasks
+from fedray.experiment.cohorts import draw_cohort, weights_of
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)

@@ -12,9 +12,9 @@ from command_runs import done, refused
 from fedray import simulate
 from fedray.cli.main import main
 from fedray.config import load
-from fedray.engine.virtual_time import usual_round
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
+from fedray.experiment.system import usual_round
 from fedray.testing.contracts import SETTINGS, small_source
 
 pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")

@@ -21,10 +21,10 @@ from fedray.algorithms import Broadcast, Cohort, ServerState
 from fedray.client.phase import stacks
 from fedray.data.federated import FederatedData
 from fedray.data.partitions.test_shares import draw_eval_clients
-from fedray.engine.cohorts import weights_of
 from fedray.engine.cutting import cut_into_tasks
 from fedray.engine.state.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
+from fedray.experiment.cohorts import weights_of
 from fedray.experiment.experiment import Experiment
 
 CLIENT_MODEL_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
