@@ -29,7 +29,7 @@ class Display:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet, self.warn = quiet, warn
         self._bar: Progress | None = None
-        self._began = self._shown = 0.0
+        self._began = self._shown = self._timed = 0.0
         self._clients = self._rounds = self._first = 0
         self._metric = "accuracy"
 
@@ -73,8 +73,12 @@ class Display:
             self._bar.update(self._task, completed=number, status=status)
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
             self._shown = now
-            left = (self._rounds - number) * (now - self._began) / max(number - self._first, 1)
-            self.say(f"round {number}/{self._rounds}  {status}  {clock(left)} left")
+            # the first round has the start in it, and says little about the others
+            timed = number - self._first - 1
+            left = f"  {clock((self._rounds - number) * (now - self._timed) / timed)} left" if timed else ""
+            self.say(f"round {number}/{self._rounds}  {status}{left}")
+        if number == self._first + 1:
+            self._timed = now
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[..., dict[str, Any]]]:

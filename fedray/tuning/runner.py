@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import sys
 import tempfile
 import threading
@@ -32,6 +33,7 @@ from fedray.tuning.memory_monitor import survive_memory_monitor
 from fedray.tuning.resources import Bundles, trial_shortage
 from fedray.tuning.trial import Assignment, TrialEnd, TrialThread
 from fedray.tuning.trial_source import TrialSource
+from fedray.util.folder_use import FolderUse
 
 if TYPE_CHECKING:
     from fedray.experiment.custom import CustomObjects
@@ -262,11 +264,11 @@ def run_trials(
         Exception: Whatever ``source`` raises.
     """
     with (
-        tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as scratch,
+        _scratch() as scratch,
         _tune_settings(max_concurrent_trials),
         survive_memory_monitor(),
     ):
-        stop_file = Path(scratch) / "stop"
+        stop_file = scratch / "stop"
         searcher = SourceSearcher(source, MAX_RESTARTS)
         stopper = SourceStopper(searcher, bundles, start_timeout, stopping, stop_file)
         assert custom.source is not None
@@ -281,7 +283,7 @@ def run_trials(
             ),
             run_config=tune.RunConfig(
                 name="sweep",
-                storage_path=scratch,
+                storage_path=str(scratch),
                 stop=stopper,
                 callbacks=[stopper],
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
@@ -290,6 +292,17 @@ def run_trials(
         ).fit()
         if stopper.error is not None:
             raise stopper.error
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A context with a folder for what Ray Tune writes, which ``fedray clean`` finds if this process is killed."""
+    use = FolderUse(Path(tempfile.mkdtemp(prefix=SCRATCH)), f"process {os.getpid()} on {platform.node()}")
+    use.begin()
+    try:
+        yield use.path
+    finally:
+        use.remove(patience=0, anyway=True)
 
 
 @contextlib.contextmanager

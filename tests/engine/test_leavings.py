@@ -149,13 +149,22 @@ def test_unfinished_files(places: Path) -> None:
 def test_ray_files(places: Path) -> None:
     living, dead = (f"session_2026-01-0{day}_00-00-00_000000_1" for day in (1, 2))
     link = places / "temporary" / f"fedray-{os.getuid()}" / ("d" * 16)
-    for path in (places / "ray/ray" / living, places / "ray/ray" / dead, places / "ray/ray-abcdefgh/ray", link.parent):
+    # of a job of Slurm, and of another user whose number has as many digits
+    job, other = places / "temporary" / "fedray-3fVJ1g", places / "temporary" / "fedray-100000"
+    (other / "ray").mkdir(parents=True)
+    for path in (
+        places / "ray/ray" / living,
+        places / "ray/ray" / dead,
+        places / "ray/ray-abcdefgh/ray",
+        link.parent,
+        job / "ray",
+    ):
         path.mkdir(parents=True)
     link.symlink_to(places / "ray/ray")
     # a cluster whose processes can't be seen would write
     assert found()[dead].used
     past = time.time() - QUIET_SECONDS - 1
-    for path in (places / "ray").rglob("*"):
+    for path in (*(places / "ray").rglob("*"), job, job / "ray"):
         os.utime(path, (past, past))
     command = [sys.executable, "-c", "print(flush=True); input()", f"{link}/{living}/sockets"]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -163,7 +172,7 @@ def test_ray_files(places: Path) -> None:
         # before, its command may still be that of this process
         assert holder.stdout is not None
         holder.stdout.readline()
-        names = {living: True, dead: False, "ray-abcdefgh": False, link.name: True}
+        names = {living: True, dead: False, "ray-abcdefgh": False, link.name: True, job.name: False}
         assert {name: each.used for name, each in found().items()} == names
         found(remove=True)
         assert set(found()) == {living, link.name}
@@ -173,6 +182,22 @@ def test_ray_files(places: Path) -> None:
     found(remove=True)
     assert found() == {}
     assert (places / "ray/ray").is_dir()
+    assert (other / "ray").is_dir()
+
+
+def test_files_of_a_sweep(places: Path) -> None:
+    living, dead = (places / "temporary" / f"fedray-tune-{letter * 8}" for letter in "ab")
+    for path in (living, dead):
+        path.mkdir()
+    # also if its process is hidden from this one, in another container
+    use = FolderUse(living, "process 1 on another")
+    use.begin()
+    assert {name: each.used for name, each in found().items()} == {living.name: True, dead.name: False}
+    assert found()[living.name].run == "process 1 on another"
+    found(remove=True)
+    assert set(found()) == {living.name}
+    use.remove(patience=0)
+    assert found() == {}
 
 
 def test_what_the_command_says(places: Path, write: Any, capsys: pytest.CaptureFixture[str]) -> None:

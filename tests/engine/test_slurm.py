@@ -95,7 +95,8 @@ def test_a_job_that_is_queued_again_gives_the_same_bits(hosts: Hosts) -> None:
     before = {*Path("/tmp").glob("fedray-??????")}
 
     def slurm(command: str) -> str:
-        return hosts.ssh(1, f"cd {work} && SLURM_CONF={hosts.folder}/slurm.conf PYTHONPATH={ROOT} {command}")
+        begin = f"cd {work} && SLURM_CONF={hosts.folder}/slurm.conf PYTHONPATH={ROOT}"
+        return hosts.ssh(1, f"{begin} {command}", timeout=240)
 
     settings = RUN | {"run.rounds": 600}
     words = " ".join(f"{key}={value}" for key, value in settings.items())

@@ -59,8 +59,8 @@ class Hosts:
         print(f"$ {' '.join(command)}  # exit code {done.returncode}\n{output}")
         return subprocess.CompletedProcess(command, done.returncode, output)
 
-    def ssh(self, host: int, command: str) -> str:
-        done = self.run(self.script, "ssh", str(host), command, timeout=60)
+    def ssh(self, host: int, command: str, timeout: float = 60) -> str:
+        done = self.run(self.script, "ssh", str(host), command, timeout=timeout)
         assert done.returncode == 0, done.stdout
         return done.stdout
 

@@ -30,7 +30,10 @@ UNFINISHED = re.compile(r"\..+\.\d+")
 """The names of files and folders that are being written, as fedray gives them in run folders: ``.NAME.PROCESS``."""
 
 SCRATCH = "fedray-tune-"
-"""The beginning of the names of a sweep's folders for temporary files; the number of its process and a dash follow."""
+"""The beginning of the names of a sweep's folders for temporary files; eight characters follow."""
+
+OF_JOBS = "fedray-??????"
+"""A pattern for the names of the folders that a job of ``cluster/slurm.sbatch`` makes for Ray."""
 
 DIGEST = "[0-9a-f]" * 16
 """A pattern for the digests in names of folders and links."""
@@ -89,14 +92,14 @@ def _in_outputs(outputs: Sequence[str]) -> Iterator[Leaving]:
 
 
 def _of_ray(commands: str) -> Iterator[Leaving]:
-    """Yields the files of Ray clusters in the folder that fedray and ``ray up`` with its configuration use, and the
-    short links to them. A cluster's processes have the name of its session in their commands."""
+    """Yields the files of Ray clusters in the folder that fedray and ``ray up`` with its configuration use, those of
+    other jobs of Slurm, and the short links to them. A cluster's processes have its folder in their commands."""
     for path in private_folder().glob("session_[0-9]*"):
         yield _of_cluster(path, path.name in commands)
     for place in map(Path, dict.fromkeys((str(ray_folder().parent), *SHORT_PLACES))):
-        # what a second try to start Ray has made
-        for path in place.glob(f"{OTHER}????????"):
-            if (path / "ray").is_dir():
+        # what a second try to start Ray has made, and jobs of Slurm
+        for path in (*place.glob(f"{OTHER}????????"), *place.glob(OF_JOBS)):
+            if (path / "ray").is_dir() and path not in private_folder().parents and not path.name[7:].isdigit():
                 yield _of_cluster(path, str(path) in commands)
         for path in place.glob(f"fedray-{os.getuid()}/{DIGEST}"):
             if path.is_symlink():
@@ -108,9 +111,8 @@ def _of_cluster(path: Path, seen: bool) -> Leaving:
 
 
 def _of_sweeps() -> Iterator[Leaving]:
-    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
-        process = path.name.removeprefix(SCRATCH).partition("-")[0]
-        yield Leaving("files of a sweep", str(path), f"process {process}", Path("/proc", process).exists())
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}????????"):
+        yield Leaving("files of a sweep", str(path), owner_of(path), in_use(path))
 
 
 def _in_cache() -> Iterator[Leaving]:
