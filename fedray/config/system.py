@@ -48,6 +48,26 @@ Drawn = Annotated[Real | dict[str, list[float]], BeforeValidator(_drawn)]
 """A number that all clients have, or a distribution from which each client's is drawn once."""
 
 
+def _shares(value: Any) -> Any:
+    """Checks the name of a profile or file, or a mapping of such names to their shares of the clients."""
+    if value is None or isinstance(value, str):
+        return value
+    form = "must be a profile or a file, or {name: share, ...}"
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{form}, not {in_message(value)}")
+    for name, share in value.items():
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise ValueError(f"{form} with shares from 0 to 1, not {name}: {in_message(share)}")
+    if not math.isclose(math.fsum(value.values()), 1, abs_tol=1e-9):
+        shares = ", ".join(f"{name}: {share:g}" for name, share in value.items())
+        raise ValueError(f"must have shares that add up to 1, not {{{shares}}}")
+    return {str(name): float(share) for name, share in value.items()}
+
+
+Shares = Annotated[str | dict[str, Real] | None, BeforeValidator(_shares)]
+"""A name that holds for all clients, or names with their shares of the clients."""
+
+
 def least(value: Any) -> float:
     """Returns the smallest number that ``value``, a number or a distribution, can be."""
     if not isinstance(value, Mapping):
@@ -72,14 +92,12 @@ class SystemConfig(Section):
     )
     latency_ms: Drawn | None = Field(None, description="milliseconds before a client receives, and before it sends")
     watts: Drawn | None = Field(None, description="power that a client's device takes while it takes part")
-    devices: str | dict[str, Real] | None = Field(
+    devices: Shares = Field(
         None,
         description="what the clients' devices are: a profile, {profile: share, ...}, or a CSV file with a line for "
         "each client",
     )
-    networks: str | dict[str, Real] | None = Field(
-        None, description="what the clients' networks are: a profile, or {profile: share, ...}"
-    )
+    networks: Shares = Field(None, description="what the clients' networks are: a profile, or {profile: share, ...}")
     server_flops_per_second: Real | None = Field(
         None, gt=0, description="FLOPs that the server computes in a second; unset: its computing takes no time"
     )
@@ -122,15 +140,6 @@ class SystemConfig(Section):
     def is_on(self) -> bool:
         """Whether there is a virtual clock, because a key says something about time or about who answers."""
         return self != type(self)()
-
-    @field_validator("devices", "networks")
-    @classmethod
-    def _check_shares(cls, value: Any) -> Any:
-        numbers = list(value.values()) if isinstance(value, dict) else [1]
-        if not numbers or min(numbers) < 0 or not math.isclose(sum(numbers), 1, abs_tol=1e-9):
-            shares = ", ".join(f"{name}: {share:g}" for name, share in value.items())
-            raise ValueError(f"must have shares of at least 0 that add up to 1, not {{{shares}}}")
-        return value
 
     @field_validator(*OF_DEVICES)
     @classmethod

@@ -193,8 +193,8 @@ class LocalModels(Observer):
             if client in result.models:
                 self.save(self.layout.model(torch.from_numpy(result.models[client])), name)
             else:
-                why = "trained no model" if client in result.cohort.ids else "did not take part"
-                self.tell(f"{WARNING}{name} was not written: client {client} {why} in round {result.number}")
+                why = f"client {client} trained no model that began with round {result.number}"
+                self.tell(f"{WARNING}{name} was not written: {why}")
 
 
 class Best(Observer):

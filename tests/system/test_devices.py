@@ -117,10 +117,9 @@ FILES = {
         ("devices=none.csv", "has none of the columns flops_per_second, down_mbps"),
         ("devices=absent.csv", "can't read system.devices=absent.csv: No such file"),
         ("devices=rasberry_pi_4", "there is no profile 'rasberry_pi_4' (did you mean 'raspberry_pi_4'?)"),
-        (
-            "devices={phone_low: 0.5, phone_mid: 0.6}",
-            "must have shares of at least 0 that add up to 1, not {phone_low: 0.5",
-        ),
+        ("devices={phone_low: 0.5, phone_mid: 0.6}", "must have shares that add up to 1, not {phone_low: 0.5"),
+        ("devices={phone_low: half}", "with shares from 0 to 1, not phone_low: 'half'"),
+        ("networks=5", "must be a profile or a file, or {name: share, ...}, not 5"),
         ("availability=backwards.csv", "line 3: the interval must end after it begins, not from 8 to 8"),
         ("availability=overlap.csv", "line 5: the interval of client 1 from 7 to 9 overlaps that from 0 to 8"),
         ("availability=somebody.csv", "lacks client 1: a client without an interval could never be reached"),
