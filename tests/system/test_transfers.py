@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedray.system.transfers import Journeys, Leg
@@ -56,6 +56,7 @@ def in_small_steps(journeys, capacity, step=1 / 512):
     return ends
 
 
+@settings(deadline=None)
 @given(st.lists(legs, min_size=1, max_size=4), st.sampled_from([0.5, 1.0, 3.0]))
 def test_against_small_steps(all_legs, capacity):
     simulated = Journeys(capacity)
