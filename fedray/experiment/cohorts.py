@@ -1,0 +1,54 @@
+"""Draws the clients that take part in a round, and their aggregation weights."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedray.core.seeds import Purpose, stream
+from fedray.experiment.experiment import Experiment
+
+
+def draw_cohort(
+    present: NDArray[np.int64], size: int, sampling: str, seed: int, data_seed: int, round: int
+) -> NDArray[np.int64]:
+    """Draws the clients that take part in round ``round`` (from 1), and returns their ids, sorted. They depend on
+    nothing but the arguments, so that a round can be repeated.
+
+    ``present`` are the ids of the N clients that have samples. With ``sampling`` "uniform", ``size`` of them are drawn
+    without replacement, by ``seed``. With "cyclic", the N ids are permuted once, by ``data_seed``, and round r takes
+    the positions (r-1)m .. rm-1 modulo N of the permutation, where m is ``size``.
+    """
+    if sampling == "cyclic":
+        order = stream(data_seed, Purpose.COHORT).permutation(present)
+        chosen = order[np.arange((round - 1) * size, round * size) % len(order)]
+    elif size == len(present):
+        chosen = present
+    else:
+        chosen = stream(seed, Purpose.COHORT, round).choice(present, size, replace=False)
+    return np.sort(chosen)
+
+
+def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
+    """Returns the aggregation weights p_i of a cohort's m clients, whose sum is 1. ``sizes`` has the clients' numbers
+    of samples n_i. With ``weighting`` "uniform" each client has the weight ``1 / m``. With "samples" the weight is
+    ``n_i / n_S``, where n_S is the number of samples of the whole cohort."""
+    if weighting == "uniform":
+        return [1 / len(sizes)] * len(sizes)
+    total = int(sizes.sum())
+    return [int(size) / total for size in sizes]
+
+
+def draw_of(present: NDArray[np.int64], experiment: Experiment, number: int) -> NDArray[np.int64]:
+    """Draws the clients for round ``number`` (from 1), and returns their ids, sorted. ``present`` are the ids of the
+    clients that have samples, and ``experiment`` has the settings. With ``system.over_select`` they are more than a
+    cohort, and those that answer first become it."""
+    config = experiment.config
+    return draw_cohort(
+        present,
+        experiment.clients_drawn,
+        config.train.sampling,
+        config.run.seed,
+        config.data.seed or 0,
+        number,
+    )
