@@ -86,6 +86,7 @@ class Work:
         predictions: additional forward and backward passes over each mini-batch that go only through the predictor, a
             second network that the model's head has for some algorithms.
         full_gradients: the number of times in a round that the gradient over all samples of the client is computed.
+        full_losses: the number of times in a round that the loss over all samples of the client is computed.
 
     Example:
         work = Work(per_step=2)  # for FedProx, which adds mu (y - x)
@@ -97,6 +98,7 @@ class Work:
     backwards: float = 0
     predictions: float = 0
     full_gradients: float = 0
+    full_losses: float = 0
 
 
 Step = TypeVar("Step", bound=Callable[..., Any])
@@ -158,6 +160,14 @@ class Algorithm:
     none is named, everything belongs to the phase ``train``, or to the first one if there is no ``train``."""
     work_in: ClassVar[Mapping[str, Work]] = {}
     """What of ``work`` belongs to which phase, as ``traffic_in``. FedAvg's passes belong to ``train``."""
+    private: tuple[str, ...] = ()
+    """Layers of the model that stay at each client (:func:`fedray.core.private.private_names`): a client trains them
+    and keeps them as a part of its state, and neither sends nor receives them. The models of a broadcast have the
+    client's own layers in their place. At the server they keep their initial values, which a client has at its first
+    participation. ``model.private`` sets them for algorithms that allow it."""
+    allows_private: ClassVar[bool] = False
+    """Whether the rule is right if some layers are private (``model.private``): clients use no vectors of the server,
+    in which these layers are missing. A subclass has to say it again."""
     asynchronous: ClassVar[bool] = False
     """Whether :meth:`server_update` is also right for uploads of clients that began with different models, of which it
     gets the mean as a difference from the server's model of now (``system.mode=buffered``). A subclass does not inherit
@@ -344,24 +354,25 @@ class Algorithm:
         return {}
 
     def has_personal_model(self) -> bool:
-        """Returns whether the algorithm gives each client a personal model for evaluation, that is, defines
-        :meth:`personal_model`."""
-        return type(self).personal_model is not Algorithm.personal_model
+        """Returns whether the algorithm gives each client a personal model for evaluation: it defines
+        :meth:`personal_model`, or has private layers."""
+        return type(self).personal_model is not Algorithm.personal_model or bool(self.private)
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:
         """Returns what the clients need to make their personal models (:meth:`personal_model`): models, vectors and
-        numbers, in the form in which the server would send them after a round. Only algorithms with personal models
-        define it."""
-        raise NotImplementedError
+        numbers, in the form in which the server would send them after a round. The default is the model ``x``."""
+        return Broadcast({"x": server["x"]})
 
     def personal_model(self, client: ClientPhase) -> Model:
         """Returns the personal model of each client of a stack of C clients, ``[C, ...]``, which is scored on that
         client's share of the test set.
 
-        ``client.shared`` and ``client.scalars`` have what :meth:`personal_broadcast` returned. An algorithm that
-        defines neither method has no personal models.
+        ``client.shared`` and ``client.scalars`` have what :meth:`personal_broadcast` returned. The default, with
+        private layers, is the model ``x`` with the client's own layers. An algorithm that does not define this method
+        and has no private layers has no personal models.
         """
-        raise NotImplementedError
+        model: Model = client.start("x")
+        return model
 
     def server_flops(self, server: ServerState, forward: float) -> float:
         """Returns how many FLOPs an algorithm takes in a round for training and forward passes at the server, and for

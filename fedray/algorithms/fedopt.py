@@ -26,6 +26,7 @@ class FedAdagrad(FedAvg):
     weight, and eta_g the server's learning rate.
     """
 
+    allows_private = True
     asynchronous = True
     paper = "Reddi et al., ICLR 2021"
 
@@ -73,6 +74,7 @@ class FedAdam(FedAdagrad):
     aggregation weight, and eta_g the server's learning rate.
     """
 
+    allows_private = True
     asynchronous = True
 
     class Hyper(FedAdagrad.Hyper):
@@ -93,6 +95,7 @@ class FedYogi(FedAdam):
     aggregation weight, and eta_g the server's learning rate.
     """
 
+    allows_private = True
     asynchronous = True
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:

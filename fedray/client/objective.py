@@ -127,6 +127,25 @@ class Objective:
             rows.append(total.float())
         return torch.stack(rows)
 
+    def full_loss(self, at: Model) -> Tensor:
+        """Returns each client's mean loss over all its samples, float32 ``[C, 1]``, at the C models ``at``: the task's
+        loss in evaluation mode, as on the test set. Samples are not augmented, and the models are not changed."""
+        task, found = self.network.task, []
+        for row, indices in enumerate(self.data.indices):
+            total = torch.zeros((), dtype=torch.float64, device=at.row.device)
+            count = torch.zeros_like(total)
+            for number, part in enumerate(np.array_split(indices, -(-len(indices) // PART))):
+                with self.clock.on("data"):
+                    x, y = self.data.samples.gather(part[None])
+                with self.clock.on("gradient"):
+                    outputs = self.network.forward(at[row : row + 1], x, self._draws(NO_STEP + number, row))
+                    logits = map_leaves(lambda rows: rows[0], outputs.logits)
+                    losses, weights = task.sums("loss", logits, y[0])
+                total += losses.double().sum()
+                count += len(part) if weights is None else weights.double().sum()
+            found.append(total / count)
+        return torch.stack(found)[:, None].float()
+
     def _shares(self, indices: Indices, parts: Sequence[Indices]) -> list[float]:
         """Returns how much each of the ``parts`` of a client's samples counts in the client's mean loss over all its
         samples (``indices``), as fractions that add up to 1."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedray.client.local_data import LocalData
 from fedray.client.objective import Objective
 from fedray.client.optimizer import Carry, LocalOptimizer
+from fedray.client.private import PrivateRows
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
 from fedray.core.samples import Indices, Samples
@@ -70,6 +71,7 @@ class ClientPhase:
         optimizer: Makes the clients' steps (:class:`LocalOptimizer`).
         shared: The server's broadcast: models and vectors by name.
         scalars: The server's numbers for each client by name, ``[C, 1]`` float32.
+        private: The clients' private layers, None if the model has none.
         trained: The clients' models after their last local step, None before.
         state: The vectors ``[C, width]`` and models that the clients keep between rounds, by name. They are zeros
             before a client's first participation.
@@ -105,14 +107,17 @@ class ClientPhase:
         initial: Callable[[int | None], Model] | None = None,
         clock: Clock | None = None,
         kept_momentum: Mapping[str, Tensor] | None = None,
+        private: PrivateRows | None = None,
     ) -> None:
         self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
         self.objective = Objective(network, self.data, clock)
         decayed = None if training.decay_norms_and_biases else network.decayed
         self.optimizer = LocalOptimizer(training, lr, decayed, kept_momentum)
         self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
-        self._writes = network.writes
-        if self._writes:
+        self.private, self._writes = private, network.writes
+        if private is not None:
+            shared = {n: private.within(value) if isinstance(value, Model) else value for n, value in shared.items()}
+        elif self._writes:
             # no forward pass may write into models that other clients receive too
             shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
@@ -149,6 +154,9 @@ class ClientPhase:
         shared = self.shared[name]
         if not isinstance(shared, Model):
             return shared.expand(self.size, -1)
+        if shared.row.dim() > 1:
+            # with private layers each client has its own already
+            return shared.clone()
         rows = shared.rows(self.size)
         # nor into the shared model, with which the client may compare its own
         return rows.clone() if self._writes and not rows.has_buffers else rows

@@ -30,6 +30,11 @@ class ModelConfig(Section):
         description="head in the place of the last layer: none, linear, moon, siam, your own file.py:Class; auto: what "
         "the algorithm needs",
     )
+    private: list[str] | None = Field(
+        None,
+        description="layers that stay at each client: head, base, norm, or names such as conv1 or *.bias; unset: those "
+        "of the algorithm",
+    )
     proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
 
     @model_validator(mode="after")

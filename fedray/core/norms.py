@@ -3,7 +3,7 @@ spectral normalisation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,18 @@ from fedray.errors import UserError
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """The layers of batch normalisation. Their subclasses count too."""
+
+TRACKING_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+"""The normalisation layers that may keep running statistics."""
+
+
+def norm_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the normalisation layers of ``module``, each with its name. Classes whose names end with ``Norm`` count,
+    too."""
+    for name, layer in module.named_modules():
+        known = isinstance(layer, (*TRACKING_NORMS, nn.GroupNorm, nn.LayerNorm))
+        if known or type(layer).__name__.endswith("Norm"):
+            yield name, layer
 
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from fedray.client.phase import ClientPhase, Stack, stacks
+from fedray.client.private import PrivateRows
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
+from fedray.core.private import private_columns
 from fedray.core.samples import ReadSamples, Samples
 from fedray.core.seeds import every_rng
 from fedray.core.structure import leaves, map_leaves
@@ -36,6 +38,9 @@ from fedray.gradients.stack import StackNetwork
 
 MOMENTUM = "momentum of "
 """The beginning of the names under which a client's state has the momentum that the client keeps of its models."""
+
+PRIVATE = "private layers"
+"""The name under which a client's state has the private layers of its model."""
 
 
 class Clients:
@@ -79,6 +84,10 @@ class Clients:
             self.network.rng = every_rng
         if experiment.compile:
             self.network.compiled = Compiled(self.network.pure_gradient, self._shapes(), self._compiling)
+        self.private: Tensor | None = None
+        if experiment.private:
+            columns = private_columns(self.network.module, self.network.layout, experiment.private)
+            self.private = columns.to(self.device)
         # the module's own parameters were replaced by views into one row
         return_free_memory()
         self._lines: list[str] = []
@@ -212,6 +221,14 @@ class Clients:
         state of each client, or None for a client that never took part, which gets zeros."""
         return self._stacked(handles, {name: width})[name]
 
+    def private_rows(self, handles: Sequence[Handle | None]) -> PrivateRows | None:
+        """Returns the private layers of C clients that are trained together, or None if the model has none. ``handles``
+        has a reference to the state of each client, or None for a client that never took part."""
+        if self.private is None:
+            return None
+        known = torch.tensor([[handle is not None] for handle in handles], device=self.device)
+        return PrivateRows(self.private, self.kept(handles, PRIVATE, len(self.private)), known)
+
     def momentum(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
         """Returns the momentum that C clients, which are trained together, have kept since they last took part
         (``train.momentum_reset: never``). The result maps the name of each model that has momentum to vectors
@@ -235,11 +252,12 @@ class Clients:
         return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
 
     def state_width(self) -> int:
-        """Returns how many float32 numbers each client keeps from round to round: the algorithm's client states, and
-        the momentum of the client's model if it is kept."""
+        """Returns how many float32 numbers each client keeps from round to round: the algorithm's client states,
+        the momentum of the client's model if it is kept, and private layers."""
         layout, algorithm = self.network.layout, self.algorithm
         vectors = len(algorithm.client_state) + (self.experiment.training.momentum_reset == "never")
-        return vectors * layout.width + len(algorithm.client_models) * layout.row_width
+        private = 0 if self.private is None else len(self.private)
+        return vectors * layout.width + len(algorithm.client_models) * layout.row_width + private
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
         """Returns the vectors to which the handles refer, by name, as ``[C, width]`` in fresh memory. A handle of None

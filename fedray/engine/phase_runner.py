@@ -20,7 +20,7 @@ from fedray.client.phase import ClientPhase, Stack
 from fedray.core.sending import column
 from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
-from fedray.engine.clients import MOMENTUM, Clients
+from fedray.engine.clients import MOMENTUM, PRIVATE, Clients
 from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
@@ -133,11 +133,13 @@ class PhaseRunner:
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
         self._save_models(task, client, merged)
-        if client.optimizer.momentum_to_keep:
-            kept = {f"{MOMENTUM}{name}": value for name, value in client.optimizer.momentum_to_keep.items()}
+        if kept := _kept_besides(client):
             result = replace(result, state={**client.state, **result.state, **kept})
         if self.upload_steps is not None:
             result = self.upload_steps.apply(result, client, phase, task.states[rows])
+        if client.private is not None:
+            uploads = {name: replace(u, value=client.private.without(u.value)) for name, u in result.uploads.items()}
+            result = replace(result, uploads=uploads)
         if result.state:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.clock.on("transport"):
@@ -213,6 +215,7 @@ class PhaseRunner:
             received=self.clients.received(task.received[rows]) if task.received else None,
             members=task.members, clock=watch.clock if watch else self.clients.clock,
             kept_momentum=self.clients.momentum(task.states[rows]) if self._keeps_momentum else None,
+            private=self.clients.private_rows(task.states[rows]) if task.states else None,
         )  # fmt: skip
         with watch or contextlib.nullcontext():
             result: Result = getattr(self.algorithm, name)(client)
@@ -221,6 +224,15 @@ class PhaseRunner:
         if task.keeps and phase + 1 < len(self.algorithm.phases):
             self._kept[key] = {**kept, **result.kept}
         return result, client
+
+
+def _kept_besides(client: ClientPhase) -> dict[str, Vector]:
+    """Returns what clients keep between rounds besides what the algorithm says: momentum and private layers."""
+    kept: dict[str, Vector] = {f"{MOMENTUM}{name}": value for name, value in client.optimizer.momentum_to_keep.items()}
+    if client.private is not None:
+        own = client.private.rows if client.trained is None else client.private.of(client.trained)
+        kept[PRIVATE] = own
+    return kept
 
 
 def _kept_by(task: PhaseTask, rows: slice) -> Sequence[Handle | None]:

@@ -152,7 +152,7 @@ def _train(
         for task, found in queue.run(tasks, sticky=len(sent) > 1):
             sums.add(task, found)
             queue.pool.drop(result.add(task, found))
-        algorithm.server_update(server, phase, sums.totals(), sums.scalars)
+        algorithm.server_update(server, phase, state.with_private(sums.totals()), sums.scalars)
 
     result.samples = cutter.samples
     cutter.learn(result.worker_seconds, result.samples)

@@ -34,7 +34,8 @@ class UploadSteps:
 
     @torch.no_grad()
     def apply(self, result: Result, client: ClientPhase, phase: str, handles: Sequence[Handle | None]) -> Result:
-        """Applies all steps of ``train.upload`` to the uploads of clients that are trained together. Returns
+        """Applies all steps of ``train.upload`` to the uploads of clients that are trained together; steps get nothing
+        of private layers. Returns
         ``result``, which the algorithm's ``phase`` (its name) has returned for these clients, with the changed uploads.
         What the steps store for later rounds is added to the clients' new states in the result.
 
@@ -49,6 +50,8 @@ class UploadSteps:
                 uploads[name] = upload
                 continue
             rows, base = self._rows_of(upload.value, client)
+            whole, shared = rows, None if client.private is None else client.private.shared(rows.shape[1])
+            rows = rows if shared is None else rows[:, shared]
             for place, step in enumerate(self.steps):
                 of_rows = UploadRows(
                     name, phase, client.round, client.stack.ids, self.clients.experiment.training.seed,
@@ -60,6 +63,8 @@ class UploadSteps:
                 rows = _checked(step, rows, of_rows)
                 if of_rows.kept is not None:
                     kept[label] = of_rows.kept
+            if shared is not None:
+                rows = torch.zeros_like(whole).index_copy_(1, shared, rows)
             uploads[name] = replace(upload, value=self._value_of(rows, upload.value, base))
         # the file has everything that a client keeps, so vectors that the phase does not return are copied
         state = {**client.state, **result.state, **kept} if kept else result.state

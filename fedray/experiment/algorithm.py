@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedray.algorithms import Algorithm, find_algorithm
+from fedray.algorithms import Algorithm, find_algorithm, known_algorithms
 from fedray.config import Config, check, unknown_key
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
@@ -51,9 +51,32 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
         raise UserError(
             f"train.momentum_reset=never: {name} has {len(algorithm.phases)} phases, and momentum needs one"
         )
+    _check_private(config, algorithm)
     if train.momentum_reset == "never" and config.run.diagnostics == "virtual":
         raise UserError("run.diagnostics=virtual: clients keep their momentum (train.momentum_reset=never); use true")
     return algorithm
+
+
+def _check_private(config: Config, algorithm: Algorithm) -> None:
+    """Checks that an algorithm works with private layers, if it has some or ``model.private`` asks for them. Raises
+    :class:`UserError` if not."""
+    name, asked = config.algorithm.name, config.model.private
+    if asked and algorithm.private:
+        raise UserError(f"model.private: {name} has private layers of its own, which algorithm.private says")
+    if asked and not vars(type(algorithm)).get("allows_private", False):
+        able = sorted(known for known, cls in known_algorithms().items() if vars(cls).get("allows_private", False))
+        raise UserError(
+            f"model.private: algorithm.name={name} does not say that its rule is right with private layers "
+            f"(allows_private = True); these do: {', '.join(able)}"
+        )
+    if not (asked or algorithm.private):
+        return
+    if len(algorithm.phases) > 1:
+        raise UserError(f"private layers: {name} has {len(algorithm.phases)} phases, and they need one")
+    if config.system.mode == "buffered":
+        raise UserError("system.mode=buffered: there are no asynchronous rounds with private layers")
+    if isinstance(config.run.diagnostics, str):
+        raise UserError(f"run.diagnostics={config.run.diagnostics}: the model has private layers; use true")
 
 
 def choose_head(config: Config, algorithm: Algorithm) -> str:

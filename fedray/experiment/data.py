@@ -138,7 +138,8 @@ def _with_test_shares(
     the shares."""
     run, least = config.run, config.data.least_test_samples
     notes: list[str] = []
-    if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
+    personal = algorithm.has_personal_model() or config.model.private
+    if not (personal or run.finetune_steps or run.eval_clients):
         if least:
             notes.append(
                 f"warning: data.least_test_samples={least} changes nothing, as no client is scored on its own test "

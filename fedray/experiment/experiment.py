@@ -73,11 +73,16 @@ class Experiment:
     upload: tuple[UploadStep, ...] = ()
 
     @property
+    def private(self) -> tuple[str, ...]:
+        """The layers that stay at each client, as names and patterns: ``model.private``, or those of the algorithm."""
+        return tuple(self.config.model.private or self.algorithm.private)
+
+    @property
     def keeps_states(self) -> bool:
         """Whether clients keep anything from one round in which they take part to the next: a state of the algorithm, a
-        state of a step of ``train.upload``, or their momentum."""
-        keeps_momentum = self.training.momentum_reset == "never"
-        return self.algorithm.stateful or keeps_momentum or any(getattr(step, "keeps", False) for step in self.upload)
+        state of a step of ``train.upload``, their momentum, or private layers."""
+        keeps = self.algorithm.stateful or self.training.momentum_reset == "never" or bool(self.private)
+        return keeps or any(getattr(step, "keeps", False) for step in self.upload)
 
     @property
     def lanes(self) -> int:

@@ -22,7 +22,7 @@ from fedray.experiment.training import TrainingStage
 from fedray.gradients.known_code import unknown_layer
 from fedray.models.behaviour import AsMade, notes_on_single_samples, require_no_hidden_state
 from fedray.models.fitting import fit_task
-from fedray.models.inspection import ModelFacts, inspect_model, prepare
+from fedray.models.inspection import ModelFacts, inspect_model, prepare, with_private
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,8 @@ def model_stage(
     )
     facts = inspect_model(module, x, name)
     facts = replace(facts, late_buffers=as_made.late_buffers(module, make, x, facts.behaviour, name))
+    patterns = config.model.private or training.algorithm.private
+    facts, notes_on_private = with_private(facts, module, patterns) if patterns else (facts, [])
     if unknown_layer(module) is not None:
         require_no_hidden_state(make, task, x, y, facts.behaviour, name)
     if training.algorithm.needs_classes and task.kind not in ("classification", "tokens"):
@@ -83,7 +85,7 @@ def model_stage(
             "model.name": name,
             "model.head": head,
         },
-        notes=(*notes_on_types, *notes_on_task, *make.notes(), *facts.notes, *single),
+        notes=(*notes_on_types, *notes_on_task, *make.notes(), *facts.notes, *single, *notes_on_private),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
-from fedray.core.norms import BATCH_NORMS, is_frozen, single_value_norms
+from fedray.core.norms import BATCH_NORMS, TRACKING_NORMS, is_frozen, norm_layers, single_value_norms
 from fedray.core.places import Places, same_bits, with_parameters_of
 from fedray.core.precision import autocast
 from fedray.core.seeds import Purpose, every_rng, torch_rng
@@ -45,9 +45,6 @@ COPIED = 200_000
 """The largest number of parameters for which a model is copied into the module when it is loaded. For a larger model,
 the module's parameters become views into the model's row, which takes microseconds for each tensor."""
 
-
-TRACKING_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-"""The normalisation layers that may keep running statistics."""
 
 CLASSIFICATION = Task()
 
@@ -119,8 +116,7 @@ class Network:
         parameters."""
         norms = {
             f"{place}.{name}".lstrip(".")
-            for place, layer in self.module.named_modules()
-            if isinstance(layer, (*TRACKING_NORMS, nn.GroupNorm, nn.LayerNorm)) or type(layer).__name__.endswith("Norm")
+            for place, layer in norm_layers(self.module)
             for name, _ in layer.named_parameters(recurse=False)
         }
         found = torch.zeros(self.layout.width, device=self.device)

@@ -87,3 +87,9 @@ def by_rows(function: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
         *vectors: Tensors ``[C, ...]`` with a row for each client.
     """
     return torch.cat([function(*rows) for rows in zip(*(torch.split(each, 1) for each in vectors), strict=True)])
+
+
+def squared_norms(vectors: Tensor) -> Tensor:
+    """Returns the squared length of each client's vector, float64 ``[C, 1]``, of ``vectors [C, width]``. Each is
+    computed by itself (:func:`by_rows`)."""
+    return by_rows(lambda row: row.double().square().sum(dim=1, keepdim=True), vectors)

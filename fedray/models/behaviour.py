@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
-from fedray.core.norms import is_frozen, single_value_norms
+from fedray.core.norms import TRACKING_NORMS, is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits
 from fedray.core.seeds import Purpose, drawn_by, every_rng
 from fedray.core.structure import call, leaves, map_leaves
@@ -21,7 +21,6 @@ from fedray.core.vectors import Model
 from fedray.errors import UserError, first_sentence
 from fedray.gradients.known_code import may_write
 from fedray.gradients.loop import LoopNetwork
-from fedray.gradients.network import TRACKING_NORMS
 from fedray.gradients.passes import predicting_head
 from fedray.gradients.watching import Watching, written
 from fedray.usercode.importing import as_user_error

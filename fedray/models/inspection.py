@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedray.core.norms import unit_vectors
+from fedray.core.norms import TRACKING_NORMS, unit_vectors
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
+from fedray.core.private import private_names
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks
-from fedray.gradients.network import TRACKING_NORMS
 from fedray.gradients.passes import predicting_head
 from fedray.models.behaviour import Behaviour, behaviour_of, first_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
@@ -43,6 +43,7 @@ class ModelFacts:
       constructor.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     * ``warnings``: lines for the user about the model.
+    * ``private_parameters``, ``private_buffers``: how many of the parameters and buffers are private, and never sent.
     """
 
     parameters: int
@@ -53,6 +54,8 @@ class ModelFacts:
     uncounted: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     late_buffers: tuple[str, ...] = ()
+    private_parameters: int = 0
+    private_buffers: int = 0
 
     @property
     def draws(self) -> bool:
@@ -68,6 +71,23 @@ class ModelFacts:
             f"warning: FLOPs of the model's {first_of(self.uncounted)} are not counted: costs and "
             "engine.vectorize=auto take them for zero",
         ]
+
+
+def with_private(facts: ModelFacts, module: nn.Module, patterns: Sequence[str]) -> tuple[ModelFacts, list[str]]:
+    """Returns the facts about a model whose layers ``patterns`` are private, and lines for the user about them. Raises
+    :class:`UserError` if the model has no such layers."""
+    layout = Layout(module, facts.behaviour.changing)
+    names = private_names(module, layout, patterns)
+    parameters = sum(slot.size for slot in layout.slots if slot.name in names)
+    floating = [block for block in layout.blocks if block.dtype.is_floating_point]
+    buffers = sum(slot.size for block in floating for slot in block.slots if slot.name in names)
+    line = (
+        f"private layers: {parameters:,} of {facts.parameters:,} parameters stay at each client; the global model has "
+        "their initial values, so look at the accuracy of personal models"
+        if names
+        else f"warning: private layers: the model has none that {', '.join(patterns)} stands for, so nothing is private"
+    )
+    return replace(facts, private_parameters=parameters, private_buffers=buffers), [line]
 
 
 def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:

@@ -44,13 +44,15 @@ class Logistic(nn.Module):
 
 class Linear(Logistic):
     """Linear regression on one-hot labels, as in the paper of pFedMo: one linear layer, whose loss is the mean squared
-    error over classes.
+    error over classes. For targets that are no classes (``task.kind=regression``) it is linear regression on these.
 
     Inputs ``[b, *input_shape]`` are flattened; outputs are ``[b, classes]``.
     """
 
     @staticmethod
     def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return (logits.view(targets.shape) - targets).square().view(len(targets), -1).mean(1)
         one_hot = targets[:, None] == torch.arange(logits.shape[1], device=logits.device)
         return (logits - one_hot.to(logits.dtype)).square().mean(1)
 

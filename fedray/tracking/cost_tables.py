@@ -147,6 +147,7 @@ def extra_work(work: Work, head: str = "none") -> str:
         f"{work.per_step:g} J|w|": work.per_step,
         f"{work.once:g} |w|": work.once,
         f"{work.full_gradients:g} full-batch gradient{'s' if work.full_gradients > 1 else ''}": work.full_gradients,
+        f"{work.full_losses:g} full-batch loss{'es' if work.full_losses > 1 else ''}": work.full_losses,
         f"{both:g} fwd/bwd per step": both,
         f"{work.forwards - both:g} fwd per step": work.forwards - both,
         f"{work.backwards - both:g} bwd per step": work.backwards - both,

@@ -78,8 +78,8 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
     parameters and buffers. A model is sent with its parameters and buffers. A vector, such as a gradient, has only as
     many numbers as the model has parameters. Each number takes 4 bytes.
     """
-    model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
-    vector = BYTES_PER_NUMBER * facts.parameters
+    vector = BYTES_PER_NUMBER * (facts.parameters - facts.private_parameters)
+    model = vector + BYTES_PER_NUMBER * (facts.buffers - facts.private_buffers)
     down = traffic.models_down * model + traffic.vectors_down * vector
     up = traffic.models_up * model + traffic.vectors_up * vector
     return round(down), round(up)
@@ -93,7 +93,8 @@ def client_flops(work: Work, facts: ModelFacts, load: Load, passes: float = 3) -
     training, summed over the clients. ``passes`` is how many forward passes FedAvg's own pass over a mini-batch counts:
     3, or 0 for a phase in which it does not happen.
     """
-    passes = (passes + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
+    passes = (passes + work.forwards + 2 * work.backwards) * load.seen
+    passes += (3 * work.full_gradients + work.full_losses) * load.samples
     predictions = 3 * work.predictions * load.seen
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * arithmetic(work, load)
 

@@ -8,6 +8,7 @@ import pytest
 import reference_runs
 import references
 import references_momentum
+import references_rules
 import references_variance
 from pairs import alternately, pairwise
 from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_start
@@ -21,6 +22,7 @@ ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 SERVER_LR = (
     *("fedavgm", "mime", "mimemom", "mimelite", "mimelitemom"),
     *("scaffold", "scaffold_m", "fedcm", "fedtrip", "local_ghbm", "fedhbm", "fedavg", "fedprox"),
+    *("fednova", "fedsam", "qfedavg"),
 )
 # compared over participation and weights in test_algorithms_against_references.py
 BASE = {"fedavg": ({}, {}), "fedprox": ({"mu": 0.1}, {"mu": 1.5}), "fednag": ({"gamma": 0.5}, {"gamma": 0.8})}
@@ -47,6 +49,10 @@ HYPER = {
     "fedhbm": ({"beta": 0.5}, {"beta": 0.9}),
     "fedadam": ({"beta1": 0.9, "beta2": 0.99, "tau": 0.01}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1}),
     "fedyogi": ({"beta1": 0.9, "beta2": 0.99, "tau": 0.01}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1}),
+    "fednova": ({}, {}),
+    "fedexp": ({"eps": 0.01}, {"eps": 0.1}),
+    "fedsam": ({"rho": 0.05}, {"rho": 0.4}),
+    "qfedavg": ({"q": 1.0}, {"q": 0.3}),
     "fedadagrad": ({"beta1": 0.0, "tau": 0.01}, {"beta1": 0.5, "tau": 0.1}),
 }
 OPTIONS = {
@@ -59,6 +65,8 @@ OPTIONS = {
     "scaffold": [{"option": 1}, {"option": 2}],
     "feddyn": [{"eval": "server"}, {"eval": "avg_selected"}],
     "fedtrip": [{"xi_mode": "inverse_gap"}, {"xi_mode": "gap"}, {"xi_mode": "const", "xi_const": 0.6}],
+    "fedexp": [{"average_last": True}, {"average_last": False}],
+    "fedsam": [{"adaptive": False}, {"adaptive": True}],
     "ghbm": [{"warmup": "zero"}, {"warmup": "init"}],
     "local_ghbm": [{"scale": "inv_gap"}, {"scale": "participation"}],
     "fedhbm": [{"variant": v, "scale": s} for v in ("standard", "shared") for s in ("inv_gap", "participation")],
@@ -69,7 +77,20 @@ ALL = [*((name, {}) for name in BASE), *VARIANTS, *RANDOM]
 MOMENTUM = [("slowmo", {"buffer": b}) for b in ("reset", "maintain", "average")] + [
     (name, option)
     for name, option in ALL
-    if name in ("fedavg", "fedprox", "fedavgm", "fedtrip", "ghbm", "local_ghbm", "fedhbm")
+    if name
+    in (
+        "fedavg",
+        "fedprox",
+        "fedavgm",
+        "fedtrip",
+        "ghbm",
+        "local_ghbm",
+        "fedhbm",
+        "fednova",
+        "fedexp",
+        "fedsam",
+        "qfedavg",
+    )
 ]
 EITHER = [*((a, 0.0) for a in ALL), *((a, 0.9) for a in MOMENTUM)]
 # where ALGORITHMS.md says which weights a paper has
@@ -84,8 +105,9 @@ UNIFORM = (
     "fedcm",
     "scaffold_m",
     "fedacg",
+    "qfedavg",
 )
-SAMPLES = ("fedavgm", "fedmom", "fedtrip", "ghbm", "local_ghbm", "fedhbm")
+SAMPLES = ("fedavgm", "fedmom", "fedtrip", "ghbm", "local_ghbm", "fedhbm", "fednova", "fedexp", "fedsam")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +116,7 @@ def start(data, tmp_path_factory):
 
 
 def reference(name):
-    modules = (references, references_momentum, references_variance)
+    modules = (references, references_momentum, references_variance, references_rules)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 

@@ -11,6 +11,7 @@ from pairs import pairwise
 
 from fedray.algorithms import known_algorithms
 from fedray.config import load
+from fedray.engine.clients import PRIVATE
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
@@ -72,7 +73,8 @@ def simulate(folder, label, settings):
     experiment, data = resolve(load(config), CustomObjects(small_source()))
     algorithm = experiment.algorithm
     result = RunResult(folder / experiment.config.run.name, experiment.module)
-    run = Run(result, {*algorithm.client_state, *algorithm.client_models})
+    private = {PRIVATE} if experiment.private else set()
+    run = Run(result, {*algorithm.client_state, *algorithm.client_models, *private})
 
     def pool(worker):
         return LocalPool(worker), [describe("cpu")]

@@ -287,3 +287,21 @@ def test_the_same_bits_on_any_workers(tmp_path):
         with pickling_workers(workers):
             result = run(tmp_path / str(workers), "tokens", algorithm__name="pfedmo")
         assert result.summary["model_sha256"] == sha
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_linear_model_of_a_regression_finds_the_least_squares(outputs, tmp_path):
+    """For classes its loss is that of one-hot labels."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    y = (x @ rng.normal(size=(3, outputs)) + 0.1 * rng.normal(size=(60, outputs))).astype(np.float32)
+    y = y[:, 0] if outputs == 1 else y
+    keys = {
+        "algorithm.name": "fedavg", "data.clients": 2, "data.partition.kind": "iid", "model.name": "linear",
+        "task.kind": "regression", "train.batch_size": "full", "train.local_steps": 1, "train.lr": 0.3,
+        "run.rounds": 60, "run.output": str(tmp_path), "engine.kind": "local",
+    }  # fmt: skip
+    made = simulate(keys, data=(x, y), test=(x, y))
+    weight, bias = (each.detach().numpy() for each in made.model().parameters())
+    expected = np.linalg.lstsq(np.hstack([x, np.ones((60, 1))]), y.reshape(60, -1), rcond=None)[0]
+    assert pytest.approx(expected, abs=1e-3) == np.hstack([weight, bias[:, None]]).T

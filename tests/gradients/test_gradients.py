@@ -139,6 +139,24 @@ def test_the_full_gradient_is_that_of_the_mean_over_all_samples(kind):
     assert client.objective.logged() == {}
 
 
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
+def test_the_full_loss_is_the_mean_over_all_samples(kind):
+    """In evaluation mode; taken in parts of at most 256."""
+    sizes = [515, 257, 3]
+    module, samples = made(Normed), data((12,), sum(sizes))
+    samples.x[172:] *= 3
+    client = client_phase(kind(copy.deepcopy(module)), samples, sizes, LocalTraining(0))
+    at = client.start("x")
+    before = at.clone()
+    found = client.objective.full_loss(at)
+    with torch.no_grad():
+        each = torch.nn.functional.cross_entropy(module.eval()(samples.x), samples.y, reduction="none")
+    expected = torch.stack([part.mean() for part in each.split(sizes)])[:, None]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    assert torch.equal(at.row, before.row)
+    assert client.objective.logged() == {}
+
+
 def test_the_full_gradient_leaves_buffers_alone():
     module = made(Normed)
     network, samples = LoopNetwork(copy.deepcopy(module)), data((12,), 30)

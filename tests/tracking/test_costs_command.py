@@ -20,6 +20,7 @@ HIDDEN, WIDTH = 5, 3
 WEIGHTS = FEATURES * HIDDEN + HIDDEN * CLASSES
 HEADED_WEIGHTS = FEATURES * HIDDEN + HIDDEN * HIDDEN + HIDDEN * WIDTH + WIDTH * CLASSES
 PLAIN = WEIGHTS + HIDDEN + CLASSES
+LAST = HIDDEN * CLASSES + CLASSES
 HEADED = HEADED_WEIGHTS + HIDDEN + HIDDEN + WIDTH + CLASSES
 PREDICTOR = 2 * (WIDTH * WIDTH + WIDTH) + 2 * WIDTH
 """The predictor has two linear layers of 3-3, and BatchNorm's scales and shifts."""
@@ -45,17 +46,22 @@ ROUND = {
     "fedadc": (2 * PLAIN, 1 * PLAIN, SGD),
     "fedavg": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedavgm": (1 * PLAIN, 1 * PLAIN, SGD),
+    "fedbn": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedcm": (2 * PLAIN, 1 * PLAIN, SGD),
     "feddyn": (1 * PLAIN, 1 * PLAIN, SGD + 4 * STEPS * PLAIN),
+    "fedexp": (1 * PLAIN, 1 * PLAIN, SGD + 3 * CLIENTS * PLAIN),
     "fedhbm": (1 * PLAIN, 1 * PLAIN, SGD + 3 * STEPS * PLAIN),
     "fedmom": (1 * PLAIN, 1 * PLAIN, SGD),
     "fednag": (2 * PLAIN, 2 * PLAIN, SGD),
+    "fednova": (1 * PLAIN, 1 * PLAIN, SGD + 3 * CLIENTS * PLAIN),
+    "fedper": (PLAIN - LAST, PLAIN - LAST, SGD),
     "fedprox": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
     # it adds three forward passes and a backward one, that costs two; the predictor runs there and back for two
     "fedsiam_da": (
         HEADED + PREDICTOR + RUNNING, HEADED + PREDICTOR + RUNNING,
         TRAINED * ((3 + 3 + 2) * HEADED_FORWARD + 2 * 3 * PREDICTION),
     ),
+    "fedsam": (1 * PLAIN, 1 * PLAIN, 2 * SGD + 5 * STEPS * PLAIN),
     "fedtrip": (1 * PLAIN, 1 * PLAIN, SGD + 4 * STEPS * PLAIN),
     "fedyogi": (1 * PLAIN, 1 * PLAIN, SGD),
     "ghbm": (2 * PLAIN, 1 * PLAIN, SGD),
@@ -66,6 +72,7 @@ ROUND = {
     "mimemom": (3 * PLAIN, 2 * PLAIN, SGD + FULL_GRADIENT + SGD),
     "moon": (HEADED, HEADED, (3 + 2) * TRAINED * HEADED_FORWARD),
     "pfedmo": (2 * PLAIN, 2 * PLAIN, SGD + REPRESENTATION),
+    "qfedavg": (1 * PLAIN, 1 * PLAIN, SGD + sum(SIZES) * FORWARD + 4 * CLIENTS * PLAIN),
     # Table VIII's 2 (K + 1) |w|, of which the overview says nothing
     "scaffold": (2 * PLAIN, 2 * PLAIN, SGD + 2 * (STEPS + CLIENTS) * PLAIN),
     # SCAFFOLD's, and one more addition in each step

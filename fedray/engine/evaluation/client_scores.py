@@ -68,7 +68,7 @@ class Scoring:
         if not run.eval_test:
             return cls(experiment.task.main)
         chosen = draw_eval_clients(data, experiment.config.data.seed or 0, run.eval_clients)
-        personal = experiment.algorithm.has_personal_model()
+        personal = experiment.algorithm.has_personal_model() or bool(experiment.private)
         return cls(experiment.task.main, personal, run.finetune_steps, tuple(chosen.tolist()))
 
     @property
@@ -156,7 +156,7 @@ class ClientScores:
                     personal=self.scoring.personal,
                     finetune_steps=steps,
                     scalars=scalars,
-                    states=[states.get(client) for client in ids] if experiment.algorithm.stateful else (),
+                    states=[states.get(client) for client in ids] if experiment.keeps_states else (),
                 )
             )
         return tasks

@@ -174,8 +174,11 @@ class Evaluator:
         """Returns the personal models of the clients of ``task`` in ``rows``, one row for each client."""
         prefix = PERSONAL_PREFIX
         shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
-        state = self.clients.states_of(task.states[rows]) if task.states else None
-        return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
+        rest: dict[str, Any] = {}
+        if task.states:
+            states = task.states[rows]
+            rest = {"state": self.clients.states_of(states), "private": self.clients.private_rows(states)}
+        return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, **rest))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
         """Returns, for each client of ``task`` in ``rows``, the global model after plain local steps on the

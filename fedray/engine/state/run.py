@@ -94,6 +94,7 @@ class RunState:
         self.as_cohort = as_cohort
         self.clients: dict[int, StateFile] = {}
         self.pending = Pending(layout)
+        self.private: Tensor | None = None
         self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
 
     @classmethod
@@ -118,7 +119,19 @@ class RunState:
         )
         worker.clients.network.unload()
         algorithm.init_server(server)
-        return cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
+        state = cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
+        state.private = worker.clients.private
+        return state
+
+    def with_private(self, sums: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the ``sums`` of what clients have sent, with the server's own private layers in models, of which
+        clients send nothing."""
+        if self.private is None:
+            return sums
+        for value in sums.values():
+            if isinstance(value, Model):
+                value.row[self.private] = self.server["x"].row[self.private]
+        return sums
 
     def is_finite(self) -> bool:
         """Returns whether all numbers of the server's parameters and vectors are finite. If they are not, the run ends.

@@ -1,0 +1,66 @@
+"""Private layers: the parameters and buffers of a model that stay at each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from fedray.core.norms import norm_layers
+from fedray.core.vectors import Layout
+from fedray.errors import UserError, near_miss
+
+SHORTCUTS = {
+    "head": "the last layer",
+    "base": "everything but the last layer",
+    "norm": "the normalisation layers, with their statistics",
+}
+"""The names that stand for parts of any model."""
+
+
+def private_names(module: nn.Module, layout: Layout, patterns: Sequence[str]) -> set[str]:
+    """Returns the names of the trainable parameters and changing buffers of ``module`` that ``patterns`` name.
+
+    A pattern is one of :data:`SHORTCUTS`, the name of a parameter, buffer or layer, or a pattern of names with ``*``,
+    such as ``*.bias``. Raises :class:`UserError` if nothing has such a name. A
+    model need not have what a shortcut names.
+    """
+    names = [slot.name for slot in layout.slots]
+    names += [slot.name for block in layout.blocks for slot in block.slots]
+    found: set[str] = set()
+    for pattern in patterns:
+        chosen = set(_chosen(module, names, pattern))
+        if not chosen and pattern not in SHORTCUTS:
+            near = near_miss(pattern, [*names, *SHORTCUTS])
+            raise UserError(f"private layers: the model has no parameter and no layer {pattern!r}{near}")
+        found |= chosen
+    return found
+
+
+def private_columns(module: nn.Module, layout: Layout, patterns: Sequence[str]) -> Tensor:
+    """Returns where the private layers of ``module`` are in a model's row: their places, int64 ``[k]``, ascending.
+    ``layout`` is that of the row, and ``patterns`` name the layers (:func:`private_names`)."""
+    names = private_names(module, layout, patterns)
+    ranges = [(slot.start, slot.size) for slot in layout.slots if slot.name in names]
+    for block in layout.blocks:
+        for slot in block.slots:
+            if slot.name in names:
+                # the parts of an entry of another type are as far from each other as the block is long
+                first = layout.width + block.start + slot.start
+                ranges += [(first + part * block.count, slot.size) for part in range(block.parts)]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(at, at + size) for at, size in sorted(ranges))])
+
+
+def _chosen(module: nn.Module, names: Sequence[str], pattern: str) -> Iterator[str]:
+    if pattern not in SHORTCUTS:
+        yield from (name for name in names if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern))
+        return
+    if pattern == "norm":
+        layers = [name for name, _ in norm_layers(module)]
+    else:
+        layers = [name for name, layer in module.named_modules() if any(True for _ in layer.parameters(recurse=False))]
+        layers = layers[-1:]
+    inside = {name for name in names if name.rpartition(".")[0] in layers}
+    yield from (name for name in names if (name in inside) != (pattern == "base"))

@@ -1,0 +1,41 @@
+"""FedNova's count of steps, FedExP's rate and q-FedAvg's weights, beyond their references."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from references_rules import sum_of_factors
+
+from fedray import simulate
+from fedray.algorithms.fednova import FedNova
+from fedray.core.local_training import LocalTraining
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.99])
+def test_what_steps_with_momentum_are_worth(rho, nesterov):
+    steps = [1, 2, 7, 50]
+    training = LocalTraining(0, momentum=rho, nesterov=nesterov)
+    client = SimpleNamespace(J=torch.tensor(steps)[:, None].float(), optimizer=SimpleNamespace(training=training))
+    expected = [sum_of_factors(count, rho, nesterov and rho > 0) for count in steps]
+    assert FedNova().worth(client).flatten().tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_client_of_many_steps_does_not_count_more(tmp_path):
+    """Two clients whose gradients are constant, of opposite directions and one and nine steps: FedNova stays where it
+    is, and FedAvg does not."""
+    x, y = np.ones((10, 1), np.float32), np.array([1.0] + [-1.0] * 9, np.float32)
+    keys = {
+        "data.partition.kind": "natural", "task.kind": "regression", "model.name": "linear", "model.init": "zeros",
+        "train.batch_size": 1, "train.local_steps": None, "train.local_epochs": 1, "train.weighting": "uniform",
+        "train.lr": 1e-4, "run.rounds": 1, "run.output": str(tmp_path), "engine.kind": "local",
+    }  # fmt: skip
+    data = (x, y, np.array([0] + [1] * 9))
+    moved = {}
+    for name in ("fedavg", "fednova"):
+        made = simulate(keys | {"algorithm.name": name}, data=data, test=(x, y))
+        moved[name] = float(sum(abs(each).sum() for each in made.model().parameters()))
+    assert 0 < moved["fednova"] < 0.02 * moved["fedavg"]

@@ -1,0 +1,160 @@
+"""Layers that stay at the clients: FedPer's rule, what travels, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from reference_runs import EVERYTHING, PARTICIPATION, cohorts_of, distance, expect, flat, make_start
+from reference_runs import run as reference_run
+from references import accuracy
+from references_rules import fedper
+from safetensors.numpy import load_file
+from small_runs import run
+from torch import nn
+
+from fedray import UserError, simulate
+from fedray.core.private import private_columns
+from fedray.core.vectors import Layout
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
+
+PATTERNS = {"biases": ["*bias"], "everything": ["*"], "weights": ["*weight"]}
+
+
+def places(name, width, classes):
+    biases = np.arange(width - classes, width)
+    return {"biases": biases, "everything": np.arange(width), "weights": np.arange(width - classes)}[name]
+
+
+@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
+@pytest.mark.parametrize("participation", PARTICIPATION)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_against_reference(data, tmp_path, name, participation, vectorize):
+    """With momentum, decay and clipping, which private layers take part in as any others."""
+    train = replace(EVERYTHING, momentum=0.5, server_lr=0.6)
+    start, path = make_start(data, tmp_path)
+    keys = PARTICIPATION[participation] | {"algorithm.private": PATTERNS[name], "model.weights": str(path)}
+    keys |= {"engine.vectorize": vectorize, "engine.chunk": 2} if vectorize else {"engine.vectorize": False}
+    made = reference_run(data, tmp_path, "fedper", train, **keys)
+    cohorts = cohorts_of(made)
+    private = places(name, len(start), data.problem.classes)
+    rounds = fedper(data.problem, cohorts, train, start, private=private)
+    final = flat(list(load_file(made.folder / "model.safetensors").values()))
+    assert distance(final, rounds[-1].model) < 1e-5
+    assert final[private] == pytest.approx(start[private], abs=0)
+
+    def own(i):
+        return data.x_test[data.client_test == i], data.y_test[data.client_test == i]
+
+    scores = [np.mean([accuracy(model, *own(i)) for i, model in each.personal.items()]) for each in rounds]
+    expect(made.metrics["personalized_accuracy"], scores)
+    expect(made.metrics["train_loss"], [np.mean(list(each.loss.values())) for each in rounds])
+
+
+def test_private_layers_of_another_algorithm_are_fedpers(tmp_path):
+    fedper = run(tmp_path / "fedper", algorithm="fedper")
+    assert_same(fedper, run(tmp_path / "fedavg", model__private=["head"]))
+    with_prox = run(tmp_path / "prox", algorithm="fedprox", algorithm__mu=0.0, model__private=["head"])
+    assert with_prox.summary["model_sha256"] == fedper.summary["model_sha256"]
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbn"])
+def test_survive_a_pause_and_other_workers(name, tmp_path):
+    keys = {"algorithm": name, "run__rounds": 6, "run__checkpoint_every": 1, "algorithm__private": ["layers.1"]}
+    whole = run(tmp_path / "whole", **keys)
+    run(tmp_path / "parts", **keys | {"run__rounds": 3})
+    assert_same(whole, run(tmp_path / "parts", **keys))
+    assert_same(whole, run(tmp_path / "pickled", engine__kind="fedray.testing.pickling:PicklingPool", **keys))
+
+
+def test_only_what_is_shared_is_sent_and_counted(tmp_path):
+    plain, private = run(tmp_path / "plain"), run(tmp_path / "private", model__private=["head"])
+    head = sum(each.numel() for each in list(private.model().parameters())[-2:])
+    first = plain.metrics.bytes_up[0] - private.metrics.bytes_up[0]
+    assert first == 4 * head * plain.metrics.cohort_size[0]
+    assert plain.metrics.flops.tolist() == private.metrics.flops.tolist()
+
+
+class Mixed(nn.Module):
+    """A model with each kind of tensor: parameters, statistics, and whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(12, 7), nn.BatchNorm1d(7)
+        self.last = nn.Linear(7, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["head"], {"last.weight", "last.bias"}),
+        (
+            ["norm"],
+            {f"norm.{each}" for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")},
+        ),
+        (["first", "norm.running_*"], {"first.weight", "first.bias", "norm.running_mean", "norm.running_var"}),
+    ],
+)
+def test_which_numbers_of_a_row_are_private(patterns, names):
+    module = Mixed()
+    layout = Layout(module)
+    row = layout.pack(module).row
+    columns = private_columns(module, layout, patterns)
+    assert columns.tolist() == sorted(set(columns.tolist()))
+    changed = row.clone()
+    changed[columns] = changed[columns] + 1
+    before, after = layout.named(layout.model(row)), layout.named(layout.model(changed))
+    assert {name for name in before if not torch.equal(before[name], after[name])} == names
+    base = private_columns(module, layout, ["base"])
+    head = private_columns(module, layout, ["head"])
+    assert not set(base.tolist()) & set(head.tolist())
+    everything = private_columns(module, layout, ["*"])
+    assert sorted([*base.tolist(), *head.tolist()]) == everything.tolist()
+
+
+def test_fedbn_keeps_statistics(tmp_path):
+    """The server's statistics stay those of the initial model, and a client's are those of its own samples."""
+    keys = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    keys |= {"algorithm.name": "fedbn", "run.output": str(tmp_path)}
+    made = simulate(keys, data=small_source(), model=Mixed())
+    named = dict(made.model().state_dict())
+    assert (named["norm.running_mean"] == 0).all()
+    assert (named["norm.running_var"] == 1).all()
+    assert named["norm.num_batches_tracked"] == 0
+    assert (made.metrics.personalized_accuracy != made.metrics.test_accuracy).any()
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"model__private": ["heads"]},
+            "private layers: the model has no parameter and no layer 'heads' (did you mean 'head'?)",
+        ),
+        (
+            {"algorithm": "scaffold", "model__private": ["head"]},
+            "model.private: algorithm.name=scaffold does not say that its rule is right with private layers",
+        ),
+        (
+            {"algorithm": "fedper", "model__private": ["head"]},
+            "model.private: fedper has private layers of its own, which algorithm.private says",
+        ),
+        (
+            {"algorithm": "fedper", "run__diagnostics": "virtual"},
+            "run.diagnostics=virtual: the model has private layers; use true",
+        ),
+        (
+            {"algorithm": "fedper", "system__mode": "buffered", "system__latency_ms": 1},
+            "system.mode=buffered",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path, keys, line):
+    with pytest.raises(UserError, match=re.escape(line)):
+        run(tmp_path, **keys)
