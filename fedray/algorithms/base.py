@@ -172,6 +172,9 @@ class Algorithm:
     """Whether :meth:`server_update` is also right for uploads of clients that began with different models, of which it
     gets the mean as a difference from the server's model of now (``system.mode=buffered``). A subclass does not inherit
     it, because it may change the rule: it has to say so itself."""
+    sends_lengths: ClassVar[bool] = False
+    """Whether clients send numbers that describe their uploads, such as lengths. ``train.upload`` is refused then,
+    because its steps would change the uploads and not the numbers."""
     needs_received: ClassVar[bool] = False
     """Whether clients need the model that they received at their last participation, as ``client.received``. The engine
     keeps one file for each round, not for each client."""

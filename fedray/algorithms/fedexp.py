@@ -28,9 +28,9 @@ class FedExP(FedAvg):
     x^r (``average_last``).
     """
 
-    allows_private = True
     paper = "Jhunjhunwala et al., ICLR 2023"
     uses_server_lr = False
+    sends_lengths = True
     work = Work(once=3)
 
     class Hyper(base.Hyper):

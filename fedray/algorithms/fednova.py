@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedray.algorithms.base import Carry, Result, Upload, Work
+from fedray.algorithms.base import Carry, Result, Upload
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.client.phase import ClientPhase
@@ -31,7 +31,6 @@ class FedNova(FedAvg):
     allows_private = True
     paper = "Wang et al., NeurIPS 2020"
     any_optimizer = False
-    work = Work(once=3)
 
     def worth(self, client: ClientPhase) -> Tensor:
         """Returns |a_i| of each client, ``[C, 1]``."""
@@ -40,12 +39,14 @@ class FedNova(FedAvg):
         return (steps + rho * a if client.optimizer.training.nesterov else a).float()
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        x, y, a = client.shared["x"], carry["y"], self.worth(client)
-        normalised = y.with_parameters(x.parameters + (y - x) / a)
-        return Result({"y": Upload.weighted_mean(normalised)}, scalars={"a": a})
+        a = self.worth(client)
+        return Result({"y": Upload.mean_by(client.p / a, carry["y"])}, scalars={"a": a})
 
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        tau_eff = math.fsum(p * a for p, a in zip(server.cohort.weights, scalars["a"], strict=True))
-        server["x"] = server["x"].lerp(sums["y"], server.server_lr * tau_eff)
+        p, worth = server.cohort.weights, scalars["a"]
+        tau_eff = math.fsum(weight * a for weight, a in zip(p, worth, strict=True))
+        # sum_i p_i d_i is the way from x to the mean by p_i / |a_i|, times the sum of these
+        way = tau_eff * math.fsum(weight / a for weight, a in zip(p, worth, strict=True))
+        server["x"] = server["x"].lerp(sums["y"], server.server_lr * way)

@@ -29,17 +29,17 @@ class QFedAvg(FedAvg):
     rate. All clients of the cohort count the same but for their losses; q = 0 is FedAvg with uniform weights.
     """
 
-    allows_private = True
     paper = "Li et al., ICLR 2020"
     weighting = "uniform"
     any_optimizer = False
+    sends_lengths = True
     work = Work(once=4, full_losses=1)
 
     class Hyper(base.Hyper):
         q: float = base.parameter(1.0, "how much more larger losses count (q)", ge=0)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        q, loss = self.hyper.q, client.objective.full_loss(client.start("x")) + LEAST
+        q, loss = self.hyper.q, client.objective.full_loss(client.start("x")).double() + LEAST
         square = squared_norms((carry["y"] - client.shared["x"]) / client.lr)
         h = q * loss ** (q - 1) * square + loss**q / client.lr
         return Result({"y": Upload.mean_by(loss**q, carry["y"])}, scalars={"weight": loss**q, "h": h})

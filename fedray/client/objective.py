@@ -141,8 +141,8 @@ class Objective:
                     outputs = self.network.forward(at[row : row + 1], x, self._draws(NO_STEP + number, row))
                     logits = map_leaves(lambda rows: rows[0], outputs.logits)
                     losses, weights = task.sums("loss", logits, y[0])
-                total += losses.double().sum()
-                count += len(part) if weights is None else weights.double().sum()
+                    total += losses.double().sum()
+                    count += len(part) if weights is None else weights.double().sum()
             found.append(total / count)
         return torch.stack(found)[:, None].float()
 

@@ -60,7 +60,9 @@ def _chosen(module: nn.Module, names: Sequence[str], pattern: str) -> Iterator[s
     if pattern == "norm":
         layers = [name for name, _ in norm_layers(module)]
     else:
-        layers = [name for name, layer in module.named_modules() if any(True for _ in layer.parameters(recurse=False))]
-        layers = layers[-1:]
-    inside = {name for name in names if name.rpartition(".")[0] in layers}
+        with_own = [n for n, layer in module.named_modules() if any(True for _ in layer.parameters(recurse=False))]
+        # torch keeps the parts of a weight that is computed, as by weight_norm, in a module within the layer
+        layers = [name.partition(".parametrizations")[0] for name in with_own[-1:]]
+    inside = {name for name in names if name.partition(".parametrizations")[0].rpartition(".")[0] in layers}
+    inside |= {name for name in names if name.partition(".parametrizations")[0] in layers}
     yield from (name for name in names if (name in inside) != (pattern == "base"))

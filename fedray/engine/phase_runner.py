@@ -229,9 +229,8 @@ class PhaseRunner:
 def _kept_besides(client: ClientPhase) -> dict[str, Vector]:
     """Returns what clients keep between rounds besides what the algorithm says: momentum and private layers."""
     kept: dict[str, Vector] = {f"{MOMENTUM}{name}": value for name, value in client.optimizer.momentum_to_keep.items()}
-    if client.private is not None:
-        own = client.private.rows if client.trained is None else client.private.of(client.trained)
-        kept[PRIVATE] = own
+    if client.private is not None and client.trained is not None:
+        kept[PRIVATE] = client.private.of(client.trained)
     return kept
 
 

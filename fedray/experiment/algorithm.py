@@ -71,8 +71,8 @@ def _check_private(config: Config, algorithm: Algorithm) -> None:
         )
     if not (asked or algorithm.private):
         return
-    if len(algorithm.phases) > 1:
-        raise UserError(f"private layers: {name} has {len(algorithm.phases)} phases, and they need one")
+    if len(algorithm.phases) > 1 or type(algorithm).train is not Algorithm.train:
+        raise UserError(f"private layers: they need an algorithm of begin, step and end alone, which {name} is not")
     if config.system.mode == "buffered":
         raise UserError("system.mode=buffered: there are no asynchronous rounds with private layers")
     if isinstance(config.run.diagnostics, str):

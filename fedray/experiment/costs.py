@@ -15,6 +15,7 @@ from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.experiment.system import allows_asynchronous, usual_round
 from fedray.models.heads import DEFAULT, serves
+from fedray.models.inspection import with_private
 from fedray.tracking import costs
 from fedray.tracking.cost_tables import Candidate, Scenario
 from fedray.usercode.importing import as_user_error
@@ -62,10 +63,13 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         server = costs.server_of_mean_clients(
             chosen.training, sizes, chosen.cohort_size, len(others.public), len(data.y_test)
         )
+        facts = experiment.facts
+        if name != name_of_chosen and algorithm.private:
+            facts, _ = with_private(facts, experiment.build_model(), algorithm.private)
         with as_user_error(f"{name} can't say its server_flops without a run"):
             flops = algorithm.server_flops(server, experiment.facts.flops)
-        usual = _usual_round(chosen, experiment, algorithm, others)
-        candidates.append(Candidate(name, algorithm, experiment.config.model.head, experiment.facts, flops, usual))
+        usual = _usual_round(chosen, replace(experiment, facts=facts), algorithm, others)
+        candidates.append(Candidate(name, algorithm, experiment.config.model.head, facts, flops, usual))
     scenario = Scenario(
         load=costs.mean_load(sizes, chosen.training),
         cohort=chosen.cohort_size,
@@ -100,7 +104,7 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
         update={
             "algorithm": type(config.algorithm)(name=name),
             "system": type(config.system)(),
-            "model": config.model.model_copy(update={"head": head, "weights": None}),
+            "model": config.model.model_copy(update={"head": head, "weights": None, "private": None}),
             "train": config.train.model_copy(
                 update={
                     "server_lr": 1.0,

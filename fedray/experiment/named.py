@@ -35,10 +35,15 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
     applied to clients' uploads, such as clipping.
 
     Some steps store values of each client from round to round. They need an algorithm that has only one phase, that is,
-    whose clients send their uploads once in a round. Raises :class:`UserError` if the algorithm has several phases, or
-    if a step can't be made.
+    whose clients send their uploads once in a round. Raises :class:`UserError` if the algorithm has several phases, if
+    its clients send numbers about their uploads, or if a step can't be made.
     """
     steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
+    if steps and algorithm.sends_lengths:
+        raise UserError(
+            f"train.upload: clients of {config.algorithm.name} send the lengths of their uploads, which would not be "
+            "those of what the steps leave"
+        )
     for step in steps:
         if getattr(step, "keeps", False) and len(algorithm.phases) > 1:
             raise UserError(

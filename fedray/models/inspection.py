@@ -79,8 +79,7 @@ def with_private(facts: ModelFacts, module: nn.Module, patterns: Sequence[str]) 
     layout = Layout(module, facts.behaviour.changing)
     names = private_names(module, layout, patterns)
     parameters = sum(slot.size for slot in layout.slots if slot.name in names)
-    floating = [block for block in layout.blocks if block.dtype.is_floating_point]
-    buffers = sum(slot.size for block in floating for slot in block.slots if slot.name in names)
+    buffers = sum(b.numel() for name, b in module.named_buffers() if name in names and b.is_floating_point())
     line = (
         f"private layers: {parameters:,} of {facts.parameters:,} parameters stay at each client; the global model has "
         "their initial values, so look at the accuracy of personal models"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +54,8 @@ class Measured(Algorithm):
         local step; its first model is the trained one. ``client`` has what the server sent.
         """
         sent = next(value for value in client.shared.values() if isinstance(value, Model))
-        return carry.model.parameters - sent.parameters
+        update = carry.model.parameters - sent.parameters
+        return update if client.private is None else cast(Tensor, client.private.without(update))
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         result, update = super().end(client, carry), self.update_of(client, carry)

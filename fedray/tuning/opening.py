@@ -127,12 +127,14 @@ def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Va
 
 def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData) -> SweepSpec:
     """Returns ``spec`` with an objective, by which trials are compared. The default is the task's main metric on the
-    validation set, such as ``validation_accuracy``.
+    validation set, such as ``validation_accuracy``. With private layers it is the clients' training loss, because the
+    global model lacks what clients have learnt of these layers.
 
     Raises :class:`UserError` for an objective that no trial would record.
     """
     task = experiment.task
-    asked: Mapping[str, str] = spec.tune.objective or {f"validation_{task.main}": task.mode}
+    default = {"train_loss": "min"} if experiment.private else {f"validation_{task.main}": task.mode}
+    asked: Mapping[str, str] = spec.tune.objective or default
     axis = spec.tune.pruner.axis
     if axis in ("virtual_seconds", "joules") and not experiment.config.system.is_on:
         raise UserError(f"tune.pruner.axis={axis} needs a virtual clock (system.*)")
@@ -146,6 +148,11 @@ def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData
     for name in asked:
         if name not in known:
             raise UserError(f"tune.objective: there is no column {name!r} in this task{near_miss(name, known)}")
+        if experiment.private and name in (*of["validation"], *of["train"]):
+            raise UserError(
+                f"tune.objective: {name} is that of the global model, whose private layers are the initial ones; use "
+                "train_loss, the loss of clients' own models"
+            )
         if name in of["train"] and not len(data.train_subset):
             raise UserError(f"tune.objective: {name} needs run.eval_train_samples, the samples to evaluate it on")
         if name in of["validation"] and not len(data.validation):

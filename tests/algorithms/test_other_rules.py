@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from references_rules import sum_of_factors
+from small_runs import run
 
-from fedray import simulate
+from fedray import UserError, simulate
 from fedray.algorithms.fednova import FedNova
 from fedray.core.local_training import LocalTraining
 
@@ -22,6 +23,18 @@ def test_what_steps_with_momentum_are_worth(rho, nesterov):
     client = SimpleNamespace(J=torch.tensor(steps)[:, None].float(), optimizer=SimpleNamespace(training=training))
     expected = [sum_of_factors(count, rho, nesterov and rho > 0) for count in steps]
     assert FedNova().worth(client).flatten().tolist() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fedexp", "qfedavg"])
+def test_lengths_of_uploads_do_not_go_with_steps_that_change_them(name, tmp_path):
+    (tmp_path / "sending.py").write_text("def half(rows, upload):\n    return rows / 2\n")
+    with pytest.raises(UserError, match=f"clients of {name} send the lengths of their uploads"):
+        run(tmp_path, algorithm=name, train__upload=[f"{tmp_path}/sending.py:half"])
+
+
+def test_a_loss_to_a_high_power_does_not_vanish(tmp_path):
+    made = run(tmp_path, algorithm="qfedavg", algorithm__q=15.0, train__weighting="uniform")
+    assert np.isfinite(made.metrics.test_loss).all()
 
 
 def test_a_client_of_many_steps_does_not_count_more(tmp_path):

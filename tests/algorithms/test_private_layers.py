@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from reference_runs import EVERYTHING, PARTICIPATION, cohorts_of, distance, expect, flat, make_start
@@ -17,6 +18,7 @@ from small_runs import run
 from torch import nn
 
 from fedray import UserError, simulate
+from fedray.cli.main import main
 from fedray.core.private import private_columns
 from fedray.core.vectors import Layout
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
@@ -76,6 +78,45 @@ def test_only_what_is_shared_is_sent_and_counted(tmp_path):
     first = plain.metrics.bytes_up[0] - private.metrics.bytes_up[0]
     assert first == 4 * head * plain.metrics.cohort_size[0]
     assert plain.metrics.flops.tolist() == private.metrics.flops.tolist()
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbn"])
+def test_diagnostics_change_no_bit(name, tmp_path):
+    keys = {"algorithm": name, "algorithm__private": ["layers.1"], "run__rounds": 8}
+    plain, measured = run(tmp_path / "plain", **keys), run(tmp_path / "measured", **keys, run__diagnostics=True)
+    for column in ("test_loss", "personalized_accuracy", "train_loss"):
+        assert plain.metrics[column].tolist() == measured.metrics[column].tolist()
+    assert plain.summary["model_sha256"] == measured.summary["model_sha256"]
+    # the updates of what is shared alone: their mean is the server's step
+    p = measured.clients.samples / measured.clients.groupby("round").samples.transform("sum")
+    step = (p * measured.clients.drift * measured.clients.alignment).groupby(measured.clients["round"]).sum()
+    assert step.tolist() == pytest.approx(measured.metrics.update_norm.tolist(), rel=1e-4)
+
+
+def test_fine_tuning_begins_with_what_a_client_has(tmp_path):
+    keys = {"algorithm": "fedper", "algorithm__private": ["layers.1"], "run__rounds": 8, "run__finetune_steps": 1}
+    made = run(tmp_path, **keys, run__eval_clients="all")
+    # one step from the personal model is nearer to it than to the global one
+    both = made.evaluation.dropna(subset=["personal_accuracy", "finetuned_accuracy"])
+    gaps = {name: (both.finetuned_accuracy - both[f"{name}_accuracy"]).abs().mean() for name in ("personal", "global")}
+    assert gaps["personal"] < gaps["global"]
+
+
+def test_costs_of_all_algorithms_count_what_each_sends(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["data.source=sample", "data.clients=4", "model.name=logistic", "algorithm.name=fedavg"]
+    for more in ([], ["model.private=[head]"]):
+        assert main(["costs", *words, *more, "--csv", "costs.csv"]) == 0
+        table = pd.read_csv("costs.csv").set_index("algorithm")
+        assert table.loc["fedper", "bytes up"] == 0 < table.loc["fedbn", "bytes up"] == table.loc["fedprox", "bytes up"]
+        assert table.loc["fedavg", "bytes up"] == (0 if more else table.loc["fedprox", "bytes up"])
+
+
+def test_a_sweep_does_not_compare_by_the_global_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["fedper", "tune.trials=1", "data.source=sample", "model.name=logistic", "data.augment=none"]
+    assert main(["tune", *words, "tune.objective={validation_accuracy: max}"]) == 2
+    assert "whose private layers are the initial ones" in capsys.readouterr().err
 
 
 class Mixed(nn.Module):
@@ -140,6 +181,11 @@ def test_fedbn_keeps_statistics(tmp_path):
         (
             {"algorithm": "scaffold", "model__private": ["head"]},
             "model.private: algorithm.name=scaffold does not say that its rule is right with private layers",
+        ),
+        (
+            # its rate compares the lengths of whole updates with that of what is shared
+            {"algorithm": "fedexp", "model__private": ["head"]},
+            "model.private: algorithm.name=fedexp does not say that its rule is right with private layers",
         ),
         (
             {"algorithm": "fedper", "model__private": ["head"]},

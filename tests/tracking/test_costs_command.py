@@ -53,7 +53,7 @@ ROUND = {
     "fedhbm": (1 * PLAIN, 1 * PLAIN, SGD + 3 * STEPS * PLAIN),
     "fedmom": (1 * PLAIN, 1 * PLAIN, SGD),
     "fednag": (2 * PLAIN, 2 * PLAIN, SGD),
-    "fednova": (1 * PLAIN, 1 * PLAIN, SGD + 3 * CLIENTS * PLAIN),
+    "fednova": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedper": (PLAIN - LAST, PLAIN - LAST, SGD),
     "fedprox": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
     # it adds three forward passes and a backward one, that costs two; the predictor runs there and back for two

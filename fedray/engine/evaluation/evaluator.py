@@ -182,12 +182,13 @@ class Evaluator:
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
         """Returns, for each client of ``task`` in ``rows``, the global model after plain local steps on the
-        client's data.
+        client's data. Private layers are the client's own.
 
         The global models of all algorithms are fine-tuned with FedAvg's local steps, so that differences between the
         scores come from the global models alone.
         """
-        client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
+        private = self.clients.private_rows(task.states[rows]) if task.states else None
+        client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr, private=private)
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():
             carry = client.at_epochs(carry, batch.step)
