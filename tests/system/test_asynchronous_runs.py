@@ -122,7 +122,9 @@ def test_what_is_refused(capsys, own_folder, no_real_data):
     base = ["system.mode=buffered", "data.clients=6", "system.buffer=2"]
     line = refused(capsys, *base, "algorithm.name=scaffold")
     assert "algorithm.name=scaffold does not say" in line
-    assert "these do: fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi" in line
+    able = line.split("these do: ")[1].strip().split(", ")
+    assert {"fedadam", "fedavg", "fedavgm", "fedprox"} <= set(able)
+    assert not {"scaffold", "mime", "fedtrip"} & set(able)
     assert "system.deadline_seconds is for system.mode=sync" in refused(capsys, *base, "system.deadline_seconds=3")
     assert "system.buffer=2 and train.cohort_size=3: the cohort" in refused(capsys, *base, "train.cohort_size=3")
     assert "system.buffer=2 and train.participation=1: the cohort" in refused(capsys, *base, "train.participation=1")
