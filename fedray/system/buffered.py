@@ -11,7 +11,7 @@ Times depend on devices and costs, and not on what is trained, so the schedule i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,7 +80,7 @@ class Schedule:
 
     def __init__(
         self,
-        legs: Callable[[int], list[Leg]],
+        legs: Callable[[int], Sequence[Leg]],
         capacity: float,
         availability: Always,
         present: NDArray[np.int64],
@@ -119,7 +119,7 @@ class Schedule:
             self._wait()
             return
         self._time, number = arrival[0], arrival[1]
-        start = self.starts[number]  # type: ignore[call-overload]
+        start = self.starts[number]
         start.ended = self._time
         self._busy.remove(start.client)
         update = self.updates[-1]

@@ -162,13 +162,18 @@ class Clock:
         if np.maximum(self.devices.down_mbps[ids], self.devices.up_mbps[ids]).sum() <= shared:
             # together they can't fill it
             return self._alone[place][ids]
+        devices = self.devices
+        facts = (devices.latency_ms, devices.down_mbps, devices.up_mbps, devices.flops_per_second, phase.flops)
+        alike: dict[tuple[float, ...], list[int]] = {}
+        for position, key in enumerate(zip(*(each[ids].tolist() for each in facts), strict=True)):
+            alike.setdefault(key, []).append(position)
         journeys = Journeys(1e6 * shared)
-        for client in ids.tolist():
-            journeys.launch(client, 0.0, legs(self.devices, phase, client))
-        found = {}
+        for positions in alike.values():
+            journeys.launch(positions, 0.0, legs(devices, phase, int(ids[positions[0]])), len(positions))
+        took = np.empty(len(ids))
         while (arrival := journeys.next()) is not None:
-            found[arrival[1]] = arrival[0]
-        return np.array([found[client] for client in ids.tolist()])
+            took[arrival[1]] = arrival[0]
+        return took
 
     def _silent(self, number: int, count: int) -> NDArray[np.bool_]:
         """Draws which of ``count`` clients never answer in round ``number``."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import numpy as np
+from fedray.system.connection import Connection, Transfer
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
+class Leg(NamedTuple):
     """A part of what a client does: it waits or computes for ``seconds``, and then transfers ``bits``, of which its own
     network lets at most ``most`` through in a second."""
 
@@ -20,88 +21,64 @@ class Leg:
     most: float
 
 
-@dataclass
-class _Flow:
-    who: Hashable
-    legs: list[Leg]
-    bits: float = 0.0
-    most: float = math.inf
+class _Journey(NamedTuple):
+    who: Any
+    left: Iterator[Leg]
 
 
 @dataclass
 class Journeys:
     """Follows clients through their legs, event by event, and yields who has made all of them, and when.
 
-    All who transfer at the same time share ``capacity``, bits per second: each gets the same, but nobody more than its
-    own network lets through, and what one can't use is for the others (max-min fairness). The result depends only on
-    what was launched, and not on when it is asked for.
+    All who transfer at the same time share ``capacity``, bits per second, as :class:`Connection` says. The result
+    depends only on what was launched, and not on when it is asked for.
     """
 
     capacity: float
-    now: float = 0.0
-    _waiting: list[tuple[float, int, _Flow]] = field(default_factory=list)
-    _flows: list[_Flow] = field(default_factory=list)
-    _arrived: list[tuple[float, Hashable]] = field(default_factory=list)
+    _connection: Connection = field(init=False)
+    _waiting: list[tuple[float, int, Transfer]] = field(default_factory=list)
+    _arrived: deque[tuple[float, Any]] = field(default_factory=deque)
     _launched: int = 0
 
-    def launch(self, who: Hashable, time: float, legs: Sequence[Leg]) -> None:
-        """Lets the client ``who`` begin the first of its ``legs`` at ``time``, which is not before :attr:`now`."""
-        self._begin(time, _Flow(who, list(legs)))
+    def __post_init__(self) -> None:
+        self._connection = Connection(self.capacity)
 
-    def next(self) -> tuple[float, Hashable] | None:
+    def launch(self, who: Any, time: float, legs: Sequence[Leg], count: int = 1) -> None:
+        """Lets the client ``who`` begin the first of its ``legs`` at ``time``, which is not before the last arrival.
+        ``who`` may also stand for ``count`` clients that do the same."""
+        self._go_on(time, Transfer(self._launched, _Journey(who, iter(legs)), count))
+        self._launched += 1
+
+    def next(self) -> tuple[float, Any] | None:
         """Returns when the next client has made all its legs, and which, or None if none is on its way. Clients that
         arrive at the same moment come in the order in which they were launched."""
-        while not self._arrived and (self._waiting or self._flows):
+        while not self._arrived and (self._waiting or self._connection):
             self._step()
-        return self._arrived.pop(0) if self._arrived else None
+        return self._arrived.popleft() if self._arrived else None
 
     @property
     def has_more_now(self) -> bool:
         """Whether another client arrives at the same moment as the last one that :meth:`next` has returned."""
         return bool(self._arrived)
 
-    def _begin(self, time: float, flow: _Flow) -> None:
-        heapq.heappush(self._waiting, (time + flow.legs[0].seconds, self._launched, flow))
-        self._launched += 1
+    def _go_on(self, time: float, client: Transfer) -> None:
+        """Lets a client begin its next leg at ``time``, or arrive if it has made all."""
+        leg = next(client.what.left, None)
+        if leg is None:
+            self._arrived.append((time, client.what.who))
+            return
+        client.bits, client.most = leg.bits, leg.most
+        heapq.heappush(self._waiting, (time + leg.seconds, client.number, client))
 
     def _step(self) -> None:
         """Goes on to the next moment at which a transfer begins or ends."""
-        rates = self._rates()
-        left = [flow.bits / rate for flow, rate in zip(self._flows, rates, strict=True)]
-        ends = self.now + min(left, default=math.inf)
-        time = min(ends, self._waiting[0][0] if self._waiting else math.inf)
-        flows, self._flows = self._flows, []
-        for flow, rate, seconds in zip(flows, rates, left, strict=True):
-            # compared, and not computed, so that rounding leaves no transfer behind
-            if self.now + seconds <= time:
-                self._ended(flow, time)
+        waiting = self._waiting
+        time = min(self._connection.next_end(), waiting[0][0] if waiting else math.inf)
+        for client in self._connection.advance(time):
+            self._go_on(time, client)
+        while waiting and waiting[0][0] <= time:
+            client = heapq.heappop(waiting)[2]
+            if client.bits:
+                self._connection.begin(client)
             else:
-                flow.bits -= rate * (time - self.now)
-                self._flows.append(flow)
-        self.now = time
-        while self._waiting and self._waiting[0][0] <= time:
-            _, _, flow = heapq.heappop(self._waiting)
-            flow.bits, flow.most = flow.legs[0].bits, flow.legs[0].most
-            if flow.bits:
-                self._flows.append(flow)
-            else:
-                self._ended(flow, time)
-
-    def _ended(self, flow: _Flow, time: float) -> None:
-        flow.legs.pop(0)
-        if flow.legs:
-            self._begin(time, flow)
-        else:
-            self._arrived.append((time, flow.who))
-
-    def _rates(self) -> list[float]:
-        """Returns how many bits per second each transfer gets now."""
-        most = np.array([flow.most for flow in self._flows])
-        if not len(most) or most.sum() <= self.capacity:
-            return [float(each) for each in most]
-        ordered = np.sort(most)
-        # the level at which everybody who could use more is held, if the k slowest use less than that
-        taken = np.concatenate([[0.0], np.cumsum(ordered)[:-1]])
-        levels = (self.capacity - taken) / np.arange(len(ordered), 0, -1)
-        level = levels[np.argmax(ordered >= levels)]
-        return [float(each) for each in np.minimum(most, level)]
+                self._go_on(time, client)

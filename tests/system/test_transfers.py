@@ -90,3 +90,18 @@ def test_nobody_is_left_behind_by_rounding():
     arrivals = [journeys.next() for _ in range(200)]
     assert sorted(who for _, who in arrivals) == list(range(200))
     assert journeys.next() is None
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(legs, st.integers(1, 3)), min_size=1, max_size=4), st.sampled_from([0.5, 1.0, 3.0, math.inf]))
+def test_several_that_do_the_same_are_as_slow_as_each_of_them(groups, capacity):
+    alone, together = Journeys(capacity), Journeys(capacity)
+    expected = []
+    for each, count in groups:
+        together.launch(len(expected), 0.0, each, count)
+        for who in range(len(expected), len(expected) + count):
+            alone.launch(who, 0.0, each)
+        expected += [len(expected)] * count
+    arrived = {who: time for time, who in iter(together.next, None)}
+    single = {who: time for time, who in iter(alone.next, None)}
+    assert [single[who] for who in range(len(expected))] == pytest.approx([arrived[who] for who in expected])
