@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedray.algorithms.declared_costs import Traffic, Work
 from fedray.algorithms.messages import Broadcast, Result, Upload, Weights
 from fedray.algorithms.server_state import ServerState
 from fedray.client.optimizer import Carry
@@ -56,51 +56,6 @@ def parameter(default: Any, description: str, **bounds: Any) -> Any:
     return Field(default, description=description, **bounds)
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """How many models and vectors one client receives and sends in a round. An algorithm declares it in its attribute
-    ``traffic``, and the columns ``bytes_down`` and ``bytes_up`` of metrics.csv are computed from it.
-
-    ``models_down`` and ``vectors_down`` are what the client receives, and ``models_up`` and ``vectors_up`` what it
-    sends. A model consists of parameters and buffers; a vector has one number for each parameter. The default is
-    FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each direction, has
-    ``Traffic(vectors_down=1, vectors_up=1)``.
-    """
-
-    models_down: float = 1
-    models_up: float = 1
-    vectors_down: float = 0
-    vectors_up: float = 0
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one client computes in a round beyond FedAvg's forward and backward pass over each of its J mini-batches. An
-    algorithm declares it in its attribute ``work``, and the column ``flops`` of metrics.csv includes it.
-
-    Args:
-        per_step: the number of operations for each parameter of the model in each local step.
-        once: the number of operations for each parameter that are made once in the round.
-        forwards: additional forward passes over each mini-batch.
-        backwards: additional backward passes over each mini-batch.
-        predictions: additional forward and backward passes over each mini-batch that go only through the predictor, a
-            second network that the model's head has for some algorithms.
-        full_gradients: the number of times in a round that the gradient over all samples of the client is computed.
-        full_losses: the number of times in a round that the loss over all samples of the client is computed.
-
-    Example:
-        work = Work(per_step=2)  # for FedProx, which adds mu (y - x)
-    """
-
-    per_step: float = 0
-    once: float = 0
-    forwards: float = 0
-    backwards: float = 0
-    predictions: float = 0
-    full_gradients: float = 0
-    full_losses: float = 0
-
-
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
@@ -147,6 +102,9 @@ class Algorithm:
     """The names of the vectors ``[width]`` that a client keeps from one participation to the next."""
     client_models: tuple[str, ...] = ()
     """The names of the models that a client keeps from one participation to the next."""
+    client_numbers: tuple[str, ...] = ()
+    """The names of the single numbers, ``[C, 1]`` for C clients, that a client keeps from one participation to the
+    next."""
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
     """The aggregation weights in the paper, which ``train.weighting=auto`` selects: proportional to the clients'
     numbers of samples, or uniform."""
@@ -165,6 +123,9 @@ class Algorithm:
     and keeps them as a part of its state, and neither sends nor receives them. The models of a broadcast have the
     client's own layers in their place. At the server they keep their initial values, which a client has at its first
     participation. ``model.private`` sets them for algorithms that allow it."""
+    private_from: int = 1
+    """The round from which ``private`` layers are private. Before, they are shared as all others, and clients that take
+    part begin with what this has left at the server."""
     allows_private: ClassVar[bool] = False
     """Whether the rule is right if some layers are private (``model.private``): clients use no vectors of the server,
     in which these layers are missing. A subclass has to say it again."""
@@ -243,7 +204,7 @@ class Algorithm:
     @property
     def stateful(self) -> bool:
         """Whether the algorithm's clients keep vectors or models from one round in which they take part to the next."""
-        return bool(self.client_state or self.client_models)
+        return bool(self.client_state or self.client_models or self.client_numbers)
 
     def begin(self, client: ClientPhase) -> Carry:
         """Returns the models and vectors with which the local training of a stack of C clients begins, as a
@@ -281,19 +242,21 @@ class Algorithm:
         returns."""
         return self.end(client, self.local_steps(client, self.begin(client)))
 
-    def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
+    def local_steps(self, client: ClientPhase, carry: Carry, step: Callable[..., Carry] | None = None) -> Carry:
         """Makes all local steps of a stack of clients that are computed together, and returns the carry (models and
-        vectors by name) after the last step. ``carry`` is what :meth:`begin` returned.
+        vectors by name) after the last step. ``carry`` is what :meth:`begin` returned, and ``step`` another method than
+        :meth:`step`, for steps of another kind (:meth:`ClientPhase.further`).
 
         Clients may make different numbers of steps J_i: a client that has made all its steps keeps its model while
         other clients of the stack continue.
         """
-        client.optimizer.in_place = getattr(self.step, "in_place", False)
+        step = step or self.step
+        client.optimizer.in_place = getattr(step, "in_place", False)
         try:
             carry = client.optimizer.resume(carry)
             for batch in client.data.batches():
                 carry = client.at_epochs(carry, batch.step)
-                carry = client.hold(self.step(client, carry, batch), carry, batch.step)
+                carry = client.hold(step(client, carry, batch), carry, batch.step)
             client.finish(carry)
         finally:
             # in_place is only for this method, not for other steps that the algorithm makes later

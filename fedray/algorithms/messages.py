@@ -73,10 +73,10 @@ class Result:
 
     Args:
         uploads: models and vectors by name, of which the server gets weighted sums.
-        state: the models and vectors ``[C, ...]`` that the clients keep until they take part again, by name. Their
-            names are those that the algorithm lists in its attributes ``client_state`` and ``client_models``. They
-            replace the old state at the end of the round. If the dict is empty, the old state stays; otherwise it must
-            contain all of these names.
+        state: the models, vectors and numbers ``[C, ...]`` that the clients keep until they take part again, by name.
+            Their names are those that the algorithm lists in its attributes ``client_state``, ``client_models`` and
+            ``client_numbers``. They replace the old state at the end of the round. If the dict is empty, the old state
+            stays; otherwise it must contain all of these names.
         scalars: numbers ``[C, 1]`` by name, which the server gets one by one for each client.
         kept: models and vectors ``[C, ...]`` by name, which the next phase of this round finds in ``client.kept``.
     """

@@ -244,7 +244,7 @@ class LocalOptimizer:
         scale = v.sqrt() / (1 - beta2**t) ** 0.5 + self.training.epsilon
         return m / (1 - beta1**t) / scale, carry.remember(name, {"m": m, "v": v}, t)
 
-    def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
+    def descend(self, carry: Carry, name: str, gradient: Tensor, only: Tensor | None = None) -> Carry:
         """Makes one local step of the models ``carry[name]``: returns a carry in which each of their parameters w has
         become w - eta_l * direction. The direction comes from :meth:`direction`; for plain SGD it is the gradient.
 
@@ -252,6 +252,12 @@ class LocalOptimizer:
             carry: The models, and what the optimizer has stored about their earlier steps.
             name: The name of the models in the carry.
             gradient: The gradients ``[C, width]``, which the algorithm may have corrected.
+            only: Which parameters move, bool ``[width]`` (:meth:`ClientPhase.parameters_of`). The others stay as they
+                are, also under weight decay. None stands for all.
         """
+        if only is not None:
+            gradient = torch.where(only, gradient, 0)
         direction, carry = self.direction(carry, name, gradient)
+        if only is not None:
+            direction = torch.where(only, direction, 0)
         return carry.moved(name, direction, -self.lr, self.in_place)

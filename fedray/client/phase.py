@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -18,11 +19,11 @@ from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.client.private import PrivateRows
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
+from fedray.core.private import private_columns
 from fedray.core.samples import Indices, Samples
 from fedray.core.seeds import Purpose
 from fedray.core.sending import column
 from fedray.core.vectors import Model
-from fedray.errors import UserError, near_miss
 from fedray.gradients.network import Network
 
 
@@ -71,6 +72,8 @@ class ClientPhase:
         optimizer: Makes the clients' steps (:class:`LocalOptimizer`).
         shared: The server's broadcast: models and vectors by name.
         scalars: The server's numbers for each client by name, ``[C, 1]`` float32.
+        known: Whether a client has kept something from an earlier round, such as its state or its private layers, bool
+            ``[C, 1]``.
         private: The clients' private layers, None if the model has none.
         trained: The clients' models after their last local step, None before.
         state: The vectors ``[C, width]`` and models that the clients keep between rounds, by name. They are zeros
@@ -107,6 +110,7 @@ class ClientPhase:
         initial: Callable[[int | None], Model] | None = None,
         clock: Clock | None = None,
         kept_momentum: Mapping[str, Tensor] | None = None,
+        known: Tensor | None = None,
         private: PrivateRows | None = None,
     ) -> None:
         self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
@@ -122,9 +126,11 @@ class ClientPhase:
             shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
         self._initial, self._device = initial, network.device
+        self._masks: dict[tuple[str, ...], Tensor] = {}
         self.trained: Model | None = None
         self.scalars = {name: column(values, self._device) for name, values in stack.scalars.items()}
         self.size = len(stack.ids)
+        self.known = torch.zeros(self.size, 1, dtype=torch.bool, device=self._device) if known is None else known
 
     @property
     def n(self) -> Tensor:
@@ -161,27 +167,60 @@ class ClientPhase:
         # nor into the shared model, with which the client may compare its own
         return rows.clone() if self._writes and not rows.has_buffers else rows
 
+    def further(self, steps: int | None = None, lr: float | None = None) -> ClientPhase:
+        """Returns the same clients with mini-batches and an optimizer of their own, for local steps that an algorithm
+        makes besides those of local training. They are not logged.
+
+        Args:
+            steps: How many steps each client makes; None for as many as in local training.
+            lr: The learning rate of these steps; None for that of local training.
+
+        Example:
+            again = client.further(steps=10)
+            carry = self.local_steps(again, Carry({"v": v}), self.personal_step)
+        """
+        training, stack = self.data.training, replace(self.stack, purpose=Purpose.FURTHER)
+        if steps is not None:
+            training = replace(training, local_steps=steps, local_epochs=None)
+            stack = replace(stack, steps=[steps] * self.size)
+        made = copy(self)
+        made.stack, made.lr, made.trained = stack, self.lr if lr is None else lr, None
+        made.data = LocalData(
+            self.data.samples,
+            training,
+            stack.ids,
+            stack.indices,
+            stack.steps,
+            self.round,
+            stack.purpose,
+            self.data.clock,
+        )
+        made.objective = Objective(self.objective.network, made.data, self.objective.clock)
+        made.optimizer = LocalOptimizer(training, made.lr, self.optimizer.decayed)
+        return made
+
     def parameters_of(self, *layers: str) -> Tensor:
         """Returns a mask, bool ``[width]``, that is true for the parameters of a model that belong to ``layers``.
         Algorithms use it to treat some layers separately, such as private ones.
 
         Args:
-            layers: The names of layers, or beginnings of names, as in ``module.named_parameters()``.
+            layers: Names of parameters and layers, patterns of names with ``*``, and shortcuts such as ``head``, as in
+                ``model.private`` (:func:`fedray.core.private.private_names`).
 
         Raises:
-            UserError: The model has no parameters of such a name.
+            UserError: The model has no parameters and no layer of such a name.
 
         Example:
-            private = client.parameters_of("classifier")
+            head = client.parameters_of("head")
+            carry = client.optimizer.descend(carry, "y", gradient, only=~head)
         """
-        layout = self.objective.network.layout
-        chosen = torch.zeros(layout.width, dtype=torch.bool, device=self._device)
-        for slot in layout.slots:
-            chosen[slot.start : slot.start + slot.size] = slot.name.startswith(layers)
-        if not chosen.any():
-            names = [slot.name for slot in layout.slots]
-            raise UserError(f"the model has no trainable layer {' or '.join(layers)}{near_miss(layers[0], names)}")
-        return chosen
+        if layers not in self._masks:
+            network = self.objective.network
+            places = private_columns(network.module, network.layout, layers)
+            chosen = torch.zeros(network.layout.width, dtype=torch.bool)
+            chosen[places[places < len(chosen)]] = True
+            self._masks[layers] = chosen.to(self._device)
+        return self._masks[layers]
 
     def initial_models(self, per_client: bool) -> Model:
         """Returns C models, one for each client: copies of the initial model x^1 of the run, or, with ``per_client``, a

@@ -68,6 +68,9 @@ class RunConfig(Section):
     finetune_steps: Whole = Field(
         0, ge=0, description="score the global model after so many plain local steps on each client of the cohort"
     )
+    finetune_layers: list[str] | None = Field(
+        None, description="of which layers these steps are, as names, patterns, head or base; unset: of all"
+    )
     targets: list[Real] = Field([], description="values of the main metric whose first round is reported")
     stop_at: Real | None = Field(None, description="end the run when the main metric has reached this value")
     patience: Whole | None = Field(
@@ -147,6 +150,8 @@ class RunConfig(Section):
             raise ValueError("run.working_copy must be another folder than run.output")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
+        if self.finetune_layers and not self.finetune_steps:
+            raise ValueError("run.finetune_layers is for run.finetune_steps, which is not set")
         if not self.eval_every and (self.stop_at is not None or self.patience is not None):
             raise ValueError("run.stop_at and run.patience need evaluations: run.eval_every of at least 1")
         return self

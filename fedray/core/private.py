@@ -20,12 +20,12 @@ SHORTCUTS = {
 """The names that stand for parts of any model."""
 
 
-def private_names(module: nn.Module, layout: Layout, patterns: Sequence[str]) -> set[str]:
+def private_names(module: nn.Module, layout: Layout, patterns: Sequence[str], what: str = "private layers") -> set[str]:
     """Returns the names of the trainable parameters and changing buffers of ``module`` that ``patterns`` name.
 
     A pattern is one of :data:`SHORTCUTS`, the name of a parameter, buffer or layer, or a pattern of names with ``*``,
-    such as ``*.bias``. Raises :class:`UserError` if nothing has such a name. A
-    model need not have what a shortcut names.
+    such as ``*.bias``. Raises :class:`UserError`, which begins with ``what``, if nothing has such a name. A model need
+    not have what a shortcut names.
     """
     names = [slot.name for slot in layout.slots]
     names += [slot.name for block in layout.blocks for slot in block.slots]
@@ -34,7 +34,7 @@ def private_names(module: nn.Module, layout: Layout, patterns: Sequence[str]) ->
         chosen = set(_chosen(module, names, pattern))
         if not chosen and pattern not in SHORTCUTS:
             near = near_miss(pattern, [*names, *SHORTCUTS])
-            raise UserError(f"private layers: the model has no parameter and no layer {pattern!r}{near}")
+            raise UserError(f"{what}: the model has no parameter and no layer {pattern!r}{near}")
         found |= chosen
     return found
 

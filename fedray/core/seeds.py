@@ -58,6 +58,8 @@ class Purpose(IntEnum):
     """How fast a client's device and network are, and at which hours it can be reached (``system``)."""
     ANSWER = 17
     """Whether a client answers in a round (``system.dropout``)."""
+    FURTHER = 18
+    """The mini-batches of local steps that an algorithm makes besides those of local training."""
 
 
 class _Unseeded(ISeedSequence):

@@ -29,6 +29,7 @@ from fedray.engine.process import return_free_memory
 from fedray.engine.state.packing import tensor_over
 from fedray.engine.state.states import StateFolder
 from fedray.engine.state.traffic import StateTraffic
+from fedray.engine.state.widths import state_widths
 from fedray.engine.tasks import Blocks, Handle
 from fedray.experiment.experiment import Experiment
 from fedray.gradients.compiled import Compiled
@@ -203,6 +204,18 @@ class Clients:
             initial=self._initial, **{"clock": self.clock, **rest},
         )  # fmt: skip
 
+    def remembered(self, handles: Sequence[Handle | None], round: int) -> dict[str, Any]:
+        """Returns what C clients, which are trained together in ``round``, have kept from earlier rounds, as arguments
+        of :class:`~fedray.client.phase.ClientPhase`. ``handles`` has a reference to the state of each client, or None
+        for a client without one; it is empty if clients keep nothing."""
+        if not handles:
+            return {}
+        known = torch.tensor([[handle is not None] for handle in handles], device=self.device)
+        private = self.private_rows(handles, round)
+        return {"known": known, "private": private} | (
+            {"state": self.states_of(handles)} if self.algorithm.stateful else {}
+        )
+
     def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
         """Returns the states that C clients, which are trained together, have kept from earlier rounds: models and
         vectors by name, with a row for each client, ``[C, ...]``, in fresh memory.
@@ -211,8 +224,7 @@ class Clients:
         without a state, which gets zeros.
         """
         layout, algorithm = self.network.layout, self.algorithm
-        widths = dict.fromkeys(algorithm.client_state, layout.width)
-        rows = self._stacked(handles, widths | dict.fromkeys(algorithm.client_models, layout.row_width))
+        rows = self._stacked(handles, state_widths(algorithm, layout))
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
     def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
@@ -221,13 +233,18 @@ class Clients:
         state of each client, or None for a client that never took part, which gets zeros."""
         return self._stacked(handles, {name: width})[name]
 
-    def private_rows(self, handles: Sequence[Handle | None]) -> PrivateRows | None:
-        """Returns the private layers of C clients that are trained together, or None if the model has none. ``handles``
-        has a reference to the state of each client, or None for a client that never took part."""
-        if self.private is None:
+    def private_rows(self, handles: Sequence[Handle | None], round: int) -> PrivateRows | None:
+        """Returns the private layers of C clients that are trained together in ``round``, or None if the model has
+        none. ``handles`` has a reference to the state of each client, or None for a client that never took part."""
+        if self.private is None or round < self.algorithm.private_from:
             return None
-        known = torch.tensor([[handle is not None] for handle in handles], device=self.device)
-        return PrivateRows(self.private, self.kept(handles, PRIVATE, len(self.private)), known)
+        with self.clock.on("transport"):
+            files = [{} if handle is None else self.traffic.take(handle) for handle in handles]
+        rows = torch.zeros(len(files), len(self.private), device=self.device)
+        for row, file in zip(rows, files, strict=True):
+            if PRIVATE in file:
+                row.copy_(file[PRIVATE], non_blocking=True)
+        return PrivateRows(self.private, rows, torch.tensor([[PRIVATE in file] for file in files], device=self.device))
 
     def momentum(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
         """Returns the momentum that C clients, which are trained together, have kept since they last took part
@@ -255,9 +272,9 @@ class Clients:
         """Returns how many float32 numbers each client keeps from round to round: the algorithm's client states,
         the momentum of the client's model if it is kept, and private layers."""
         layout, algorithm = self.network.layout, self.algorithm
-        vectors = len(algorithm.client_state) + (self.experiment.training.momentum_reset == "never")
+        momentum = layout.width * (self.experiment.training.momentum_reset == "never")
         private = 0 if self.private is None else len(self.private)
-        return vectors * layout.width + len(algorithm.client_models) * layout.row_width + private
+        return sum(state_widths(algorithm, layout).values()) + momentum + private
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
         """Returns the vectors to which the handles refer, by name, as ``[C, width]`` in fresh memory. A handle of None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedray.algorithms import Algorithm, Result
 from fedray.core.vectors import Layout, Model
+from fedray.engine.state.widths import state_widths
 from fedray.errors import UserError
 
 
@@ -79,13 +80,17 @@ def _things(result: Result) -> Iterator[tuple[str, Any, str]]:
 def _check_state(state: Mapping[str, Any], algorithm: Algorithm, where: str, layout: Layout) -> None:
     declared = dict.fromkeys(algorithm.client_state, "client_state")
     declared |= dict.fromkeys(algorithm.client_models, "client_models")
+    declared |= dict.fromkeys(algorithm.client_numbers, "client_numbers")
+    widths = state_widths(algorithm, layout)
     for name, value in state.items():
         if name not in declared:
-            raise UserError(f"{where}: state[{name!r}] is not declared in client_state or client_models")
+            raise UserError(
+                f"{where}: state[{name!r}] is not declared in client_state, client_models or client_numbers"
+            )
         if isinstance(value, Model) != (declared[name] == "client_models"):
             kind = "a Model" if isinstance(value, Model) else "a tensor"
             raise UserError(f"{where}: state[{name!r}] is {kind}, but is declared in {declared[name]}")
-        width = layout.row_width if isinstance(value, Model) else layout.width
+        width = widths[name]
         found = (value.row if isinstance(value, Model) else value).shape[1:]
         if tuple(found) != (width,):
             raise UserError(f"{where}: state[{name!r}] must be [C, {width}], but is [C, {', '.join(map(str, found))}]")

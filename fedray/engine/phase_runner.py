@@ -211,11 +211,10 @@ class PhaseRunner:
         )
         client = self.clients.phase_of(
             stack, round=task.round, lr=task.lr, shared=self.clients.broadcast(task.broadcasts[phase]), kept=kept,
-            state=self.clients.states_of(task.states[rows]) if self.algorithm.stateful else None,
             received=self.clients.received(task.received[rows]) if task.received else None,
             members=task.members, clock=watch.clock if watch else self.clients.clock,
             kept_momentum=self.clients.momentum(task.states[rows]) if self._keeps_momentum else None,
-            private=self.clients.private_rows(task.states[rows]) if task.states else None,
+            **self.clients.remembered(task.states[rows], task.round),
         )  # fmt: skip
         with watch or contextlib.nullcontext():
             result: Result = getattr(self.algorithm, name)(client)

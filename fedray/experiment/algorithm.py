@@ -77,6 +77,8 @@ def _check_private(config: Config, algorithm: Algorithm) -> None:
         raise UserError("system.mode=buffered: there are no asynchronous rounds with private layers")
     if isinstance(config.run.diagnostics, str):
         raise UserError(f"run.diagnostics={config.run.diagnostics}: the model has private layers; use true")
+    if algorithm.private_from > 1 and config.system.is_on:
+        raise UserError(f"system.*: the first rounds of {name} send more than the others, which the clock can't count")
 
 
 def choose_head(config: Config, algorithm: Algorithm) -> str:

@@ -77,6 +77,13 @@ class Experiment:
         """The layers that stay at each client, as names and patterns: ``model.private``, or those of the algorithm."""
         return tuple(self.config.model.private or self.algorithm.private)
 
+    def facts_in(self, round: int) -> ModelFacts:
+        """Returns :attr:`facts` as they are in ``round``: in the first rounds of some algorithms no layers are private
+        yet."""
+        if round >= self.algorithm.private_from:
+            return self.facts
+        return replace(self.facts, private_parameters=0, private_buffers=0)
+
     @property
     def keeps_states(self) -> bool:
         """Whether clients keep anything from one round in which they take part to the next: a state of the algorithm, a

@@ -12,7 +12,9 @@ from torch import nn
 from fedray.config import Config
 from fedray.core.batches import has_single
 from fedray.core.local_training import LocalTraining
+from fedray.core.private import private_names
 from fedray.core.task import Task
+from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
@@ -64,6 +66,9 @@ def model_stage(
     facts = replace(facts, late_buffers=as_made.late_buffers(module, make, x, facts.behaviour, name))
     patterns = config.model.private or training.algorithm.private
     facts, notes_on_private = with_private(facts, module, patterns) if patterns else (facts, [])
+    if config.run.finetune_layers:
+        layout = Layout(module, facts.behaviour.changing)
+        private_names(module, layout, config.run.finetune_layers, "run.finetune_layers")
     if unknown_layer(module) is not None:
         require_no_hidden_state(make, task, x, y, facts.behaviour, name)
     if training.algorithm.needs_classes and task.kind not in ("classification", "tokens"):

@@ -95,6 +95,7 @@ def client_flops(work: Work, facts: ModelFacts, load: Load, passes: float = 3) -
     """
     passes = (passes + work.forwards + 2 * work.backwards) * load.seen
     passes += (3 * work.full_gradients + work.full_losses) * load.samples
+    passes += 3 * work.further * load.seen * load.clients / max(load.steps, 1)
     predictions = 3 * work.predictions * load.seen
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * arithmetic(work, load)
 

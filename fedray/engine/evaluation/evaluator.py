@@ -169,15 +169,11 @@ class Evaluator:
         # a clock of its own, because all of this time counts as evaluation
         return self.clients.phase_of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
 
-    @torch.no_grad()
     def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
         """Returns the personal models of the clients of ``task`` in ``rows``, one row for each client."""
         prefix = PERSONAL_PREFIX
         shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
-        rest: dict[str, Any] = {}
-        if task.states:
-            states = task.states[rows]
-            rest = {"state": self.clients.states_of(states), "private": self.clients.private_rows(states)}
+        rest = self.clients.remembered(task.states[rows], task.round)
         return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, **rest))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
@@ -187,11 +183,13 @@ class Evaluator:
         The global models of all algorithms are fine-tuned with FedAvg's local steps, so that differences between the
         scores come from the global models alone.
         """
-        private = self.clients.private_rows(task.states[rows]) if task.states else None
+        private = self.clients.private_rows(task.states[rows], task.round) if task.states else None
         client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr, private=private)
+        layers = self.experiment.config.run.finetune_layers
+        only = client.parameters_of(*layers) if layers else None
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():
             carry = client.at_epochs(carry, batch.step)
-            carry = client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
+            carry = client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch), only)
         tuned: Model = carry["y"]
         return tuned

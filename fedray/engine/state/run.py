@@ -95,6 +95,7 @@ class RunState:
         self.clients: dict[int, StateFile] = {}
         self.pending = Pending(layout)
         self.private: Tensor | None = None
+        self.private_from = 1
         self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
 
     @classmethod
@@ -120,13 +121,13 @@ class RunState:
         worker.clients.network.unload()
         algorithm.init_server(server)
         state = cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
-        state.private = worker.clients.private
+        state.private, state.private_from = worker.clients.private, algorithm.private_from
         return state
 
     def with_private(self, sums: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the ``sums`` of what clients have sent, with the server's own private layers in models, of which
         clients send nothing."""
-        if self.private is None:
+        if self.private is None or self.server.round < self.private_from:
             return sums
         for value in sums.values():
             if isinstance(value, Model):

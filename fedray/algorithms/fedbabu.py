@@ -1,0 +1,35 @@
+"""FedBABU: the last layer is not trained.
+
+J. Oh, S. Kim, S.-Y. Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification. ICLR 2022,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from fedray.algorithms import base
+from fedray.algorithms.base import Carry, in_place
+from fedray.algorithms.fedavg import FedAvg
+from fedray.client.phase import ClientPhase
+from fedray.core.batches import Batch
+
+
+class FedBABU(FedAvg):
+    """FedAvg in which the head keeps its random initial values, the same at all clients, so that all learn features for
+    the same classifier. With B the parameters of the base: B_j = B_{j-1} - eta_l g_i(y_{j-1})_B; the head stays.
+
+    Symbols as in :class:`FedAvg`: y_j is a client's model after j local steps, and g_i its mini-batch gradient.
+    ``frozen`` names the layers that stay (``head``, the last layer, unless set). A personal model is the global one
+    after fine-tuning: ``run.finetune_steps``, of the layers in ``run.finetune_layers``.
+    """
+
+    asynchronous = True
+    allows_private = True
+    paper = "Oh et al., ICLR 2022"
+
+    class Hyper(base.Hyper):
+        frozen: tuple[str, ...] = base.parameter(("head",), "the layers that keep their initial values")
+
+    @in_place
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        trained = ~client.parameters_of(*self.hyper.frozen)
+        return client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch), only=trained)

@@ -1,0 +1,165 @@
+"""Heads and models of a client's own: each rule against its reference, what it reduces to, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import references_personal
+from reference_runs import EVERYTHING, PARTICIPATION, cohorts_of, distance, expect, flat, make_start
+from reference_runs import run as reference_run
+from safetensors.numpy import load_file
+from small_runs import run
+
+from fedray import UserError
+from fedray.algorithms import find_algorithm
+from fedray.algorithms.fedavg import FedAvg
+from fedray.engine.evaluation.evaluator import Evaluator
+from fedray.testing.contracts import assert_same
+
+BIASES = {"private": ["*bias"]}
+HYPER = {
+    "fedrep": [BIASES | {"head_steps": 3}, BIASES | {"head_steps": 0}],
+    "fedbabu": [{"frozen": ["*bias"]}],
+    "lg_fedavg": [BIASES, BIASES | {"warmup_rounds": 3}],
+    "ditto": [{"lam": 0.7}, {"lam": 0.2, "personal_lr": 0.05, "personal_steps": 2}],
+    "pfedme": [{"lam": 2.0, "inner_steps": 2}, {"lam": 3.0, "personal_lr": 0.1, "beta": 0.7}],
+    "apfl": [{"alpha": 0.3}, {"alpha": 0.8, "adaptive": False}],
+    "perfedavg": [{"alpha": 0.3}],
+}
+CASES = [(name, hyper) for name, each in HYPER.items() for hyper in each]
+
+
+def label(case):
+    return "-".join(
+        [case[0], *(f"{key}_{value}" for key, value in case[1].items() if key not in ("private", "frozen"))]
+    )
+
+
+@pytest.fixture
+def personal_models(monkeypatch):
+    """Clients and their personal models, in the order in which they are scored."""
+    found = []
+    made = Evaluator._personal
+
+    def keeping(self, task, rows, shared):
+        models, slots = made(self, task, rows, shared), self.clients.network.layout.slots
+        for client, row in zip(task.ids[rows], models.row.double().numpy(), strict=True):
+            found.append((client, np.concatenate([row[slot.start : slot.start + slot.size] for slot in slots])))
+        return models
+
+    monkeypatch.setattr(Evaluator, "_personal", keeping)
+    return found
+
+
+@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
+@pytest.mark.parametrize("participation", ["full", "uniform"])
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_against_reference(data, tmp_path, personal_models, case, participation, vectorize):
+    """With momentum, decay and clipping, but for pFedMe, whose rule has no gradient descent by the optimizer."""
+    name, hyper = case
+    train = replace(EVERYTHING, steps=4, momentum=0.5, server_lr=0.6)
+    if name == "pfedme":
+        train = replace(train, momentum=0.0, weight_decay=0.0, grad_clip=0.0, server_lr=1.0)
+    start, path = make_start(data, tmp_path)
+    keys = PARTICIPATION[participation] | {f"algorithm.{key}": value for key, value in hyper.items()}
+    keys |= {"model.weights": str(path), "engine.vectorize": vectorize, "engine.chunk": 2 if vectorize else None}
+    made = reference_run(data, tmp_path, name, train, **keys)
+    cohorts, theirs = cohorts_of(made), dict(hyper)
+    if theirs.pop("private", theirs.pop("frozen", None)):
+        theirs["private"] = np.arange(len(start) - data.problem.classes, len(start))
+    rounds = getattr(references_personal, name)(data.problem, cohorts, train, start, **theirs)
+    final = flat(list(load_file(made.folder / "model.safetensors").values()))
+    assert distance(final, rounds[-1].model) < 1e-5
+    expect(made.metrics["train_loss"], [np.mean(list(each.loss.values())) for each in rounds])
+    of_rounds = iter(personal_models)
+    for each in rounds if find_algorithm(name)().has_personal_model() else []:
+        ours = dict(next(of_rounds) for _ in each.personal)
+        for client, model in each.personal.items():
+            assert distance(ours[client], model) < 1e-5
+
+
+def test_the_reference_sees_what_moves(data, tmp_path):
+    """The cases above are no no-ops: each hyper-parameter changes the personal models or the global one."""
+    start, cohorts = make_start(data, tmp_path)[0], [[0, 1, 2], [1, 2, 4], [0, 3, 4]]
+    for name in ("ditto", "pfedme", "apfl", "perfedavg"):
+        found = []
+        for hyper in [{}, *HYPER[name]]:
+            last = getattr(references_personal, name)(
+                data.problem, cohorts, replace(EVERYTHING, steps=4), start, **hyper
+            )
+            found.append(np.concatenate([last[-1].model, *last[-1].personal.values()]))
+        assert min(distance(one, other) for place, one in enumerate(found) for other in found[:place]) > 1e-3
+
+
+REDUCED = {
+    "fedrep without steps of the head, which stays, is fedbabu": (
+        ("fedrep", {"head_steps": 0}), ("fedbabu", {}),
+    ),
+    "a head that is not there": (("fedbabu", {"frozen": []}), ("fedavg", {})),
+    "nothing private": (("fedrep", {"private": [], "head_steps": 0}), ("fedavg", {})),
+    "warm-up alone": (("lg_fedavg", {"warmup_rounds": 99}), ("fedavg", {})),
+    "ditto's global model": (("ditto", {}), ("fedavg", {})),
+    "apfl's global model": (("apfl", {}), ("fedavg", {})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", REDUCED)
+def test_reductions(which, tmp_path):
+    models = []
+    for name, hyper in REDUCED[which]:
+        keys = {f"algorithm__{key}": value for key, value in hyper.items()}
+        models.append(run(tmp_path / name, algorithm=name, **keys).summary["model_sha256"])
+    assert models[0] == models[1]
+
+
+def test_perfedavg_without_a_first_step_takes_every_second_mini_batch(tmp_path, monkeypatch):
+    keys = {"train__local_epochs": None, "train__local_steps": 6, "algorithm": "perfedavg", "algorithm__alpha": 0.0}
+    meta = run(tmp_path / "meta", **keys)
+
+    def every_second(self, client, carry, batch):
+        return FedAvg.step(self, client, carry, batch) if batch.step % 2 else carry
+
+    monkeypatch.setattr(find_algorithm("perfedavg"), "step", every_second)
+    assert run(tmp_path / "plain", **keys).summary["model_sha256"] == meta.summary["model_sha256"]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("fedbabu", "perfedavg")], ids=label)
+def test_survive_a_pause_and_other_workers(case, tmp_path):
+    name, hyper = case
+    keys = {"algorithm": name, "run__rounds": 6, "run__checkpoint_every": 1}
+    keys |= {f"algorithm__{key}": value for key, value in hyper.items()}
+    whole = run(tmp_path / "whole", **keys)
+    run(tmp_path / "parts", **keys | {"run__rounds": 3})
+    assert_same(whole, run(tmp_path / "parts", **keys))
+    assert_same(whole, run(tmp_path / "pickled", engine__kind="fedray.testing.pickling:PicklingPool", **keys))
+
+
+def test_warm_up_rounds_send_the_whole_model(tmp_path):
+    plain = run(tmp_path / "plain")
+    made = run(tmp_path / "warm", algorithm="lg_fedavg", algorithm__warmup_rounds=2)
+    sent, all_of_it = made.metrics.bytes_up.diff().fillna(made.metrics.bytes_up[0]), plain.metrics.bytes_up
+    assert sent[:2].tolist() == all_of_it.diff().fillna(all_of_it[0])[:2].tolist()
+    assert (sent[2:] < sent[0]).all()
+
+
+def test_fine_tuning_of_some_layers(tmp_path):
+    keys = {"algorithm": "fedbabu", "run__finetune_steps": 3, "run__rounds": 3}
+    found = {}
+    for layers in (None, ["head"], ["base"], ["*"]):
+        made = run(tmp_path / str(layers), **keys, run__finetune_layers=layers)
+        found[str(layers)] = made.metrics.finetuned_accuracy.tolist()
+    assert found["None"] == found["['*']"]
+    assert len({tuple(each) for each in found.values()}) == 3
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"run\.finetune_layers: the model has no parameter and no layer 'heads'"):
+        run(tmp_path, run__finetune_steps=2, run__finetune_layers=["heads"])
+    with pytest.raises(UserError, match=r"run\.finetune_layers is for run.finetune_steps"):
+        run(tmp_path, run__finetune_layers=["head"])
+    with pytest.raises(UserError, match=r"perfedavg takes two mini-batches for a step: train\.local_steps=3 is odd"):
+        run(tmp_path, algorithm="perfedavg", train__local_epochs=None, train__local_steps=3)
+    with pytest.raises(UserError, match="which the clock can't count"):
+        run(tmp_path, algorithm="lg_fedavg", algorithm__warmup_rounds=2, system__latency_ms=3)
