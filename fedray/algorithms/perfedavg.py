@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry
+from fedray.algorithms.base import Carry, Work
 from fedray.algorithms.fedavg import FedAvg
 from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
@@ -28,6 +28,7 @@ class PerFedAvg(FedAvg):
     """
 
     paper = "Fallah et al., NeurIPS 2020"
+    work = Work(per_step=1)
 
     class Hyper(base.Hyper):
         alpha: float = base.parameter(0.01, "step to the personal model (alpha)", ge=0)

@@ -22,13 +22,14 @@ class PFedMe(Algorithm):
     w <- w - eta_l lambda (w - theta); x^{r+1} = (1 - beta) x^r + beta sum_i p_i w_i.
 
     Symbols as in :class:`FedAvg`: x^r is the server's model, with which w and theta begin, g_i a client's mini-batch
-    gradient, p_i its aggregation weight. In a step theta begins where the step before has left it. The personal
-    model is the last theta_i; a client that never took part has x^r.
+    gradient, p_i its aggregation weight. In a step theta begins where the step before has left it; its steps are those
+    of the clients' optimizer. The personal model is the last theta_i; a client that never took part has x^r.
     """
 
     paper = "Dinh et al., NeurIPS 2020"
     client_models = ("theta",)
     uses_server_lr = False
+    any_optimizer = True
 
     class Hyper(base.Hyper):
         lam: float = base.parameter(15.0, "how near personal models are (lambda)", gt=0)
@@ -39,19 +40,20 @@ class PFedMe(Algorithm):
     def __init__(self, hyper: base.Hyper | None = None) -> None:
         super().__init__(hyper)
         more = self.hyper.inner_steps - 1
-        self.work = Work(forwards=more, backwards=more, per_step=4 * self.hyper.inner_steps + 3)
+        self.work = Work(forwards=more, backwards=more, per_step=2 * self.hyper.inner_steps + 2)
 
     def begin(self, client: ClientPhase) -> Carry:
         return Carry({"w": client.start("x"), "theta": client.start("x")})
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        w, theta, lam = carry["w"], carry["theta"], self.hyper.lam
-        rate = self.hyper.personal_lr or client.lr
+        w, lam = carry["w"], self.hyper.lam
         for _ in range(self.hyper.inner_steps):
-            gradient = client.objective.gradient(theta, batch)
-            theta = theta.moved(gradient + lam * (theta - w), -rate)
-        w = w.moved(w - theta, -client.lr * lam).with_buffers_of(theta)
-        return carry.update(w=w, theta=theta)
+            theta = carry["theta"]
+            pulled = client.objective.gradient(theta, batch) + lam * (theta - w)
+            direction, carry = client.optimizer.direction(carry, "theta", pulled)
+            carry = carry.update(theta=theta.moved(direction, -(self.hyper.personal_lr or client.lr)))
+        theta = carry["theta"]
+        return carry.update(w=w.moved(w - theta, -client.lr * lam).with_buffers_of(theta))
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         return Result({"w": Upload.weighted_mean(carry["w"])}, state={"theta": carry["theta"]})

@@ -262,6 +262,7 @@ def test_the_contract_tests_notice_a_momentum_that_is_lost_or_shared(tmp_path, m
 GRADIENT_RULES = {
     "fedavg", "fedprox", "fedavgm", "slowmo", "fedmom", "fedadam", "fedyogi", "fedadagrad", "moon", "fedtrip", "feddyn",
     "adabest", "fedacg", "fedexp", "fedsam", "fedper", "fedbn",
+    "fedrep", "lg_fedavg", "fedbabu", "ditto", "apfl", "perfedavg", "pfedme",
 }  # fmt: skip
 """The algorithms whose local rule is a gradient step of some loss, by their papers' formulas."""
 
@@ -269,7 +270,9 @@ GRADIENT_RULES = {
 @pytest.mark.parametrize("name", sorted(known_algorithms()))
 def test_which_algorithms_take_adam(name, tmp_path):
     assert find_algorithm(name)().any_optimizer == (name in GRADIENT_RULES)
-    config = settings(tmp_path, **{"algorithm.name": name, "train.optimizer": "adam", "train.lr": 0.01})
+    config = settings(
+        tmp_path, **{"algorithm.name": name, "train.optimizer": "adam", "train.lr": 0.01, "train.local_steps": 4}
+    )
     call = lambda: simulate({**config, "data.clients": 2}, data=(X, Y), test=(X, Y), model=Normed())  # noqa: E731
     if name in GRADIENT_RULES:
         assert np.isfinite(call().metrics["train_loss"]).all()

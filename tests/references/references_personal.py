@@ -122,11 +122,13 @@ def pfedme(
     for _, cohort, lr, p in schedule(problem, cohorts, train):
         ws, thetas, loss = {}, {}, {}
         for i in cohort:
-            w, theta, losses = x, x, []
+            w, theta, b, losses = x, x, np.zeros_like(x), []
             for _ in range(steps(train, i)):
                 losses.append(problem.oracle(i, theta)[0])
                 for _ in range(inner_steps):
-                    theta = theta - (personal_lr or lr) * (problem.oracle(i, theta)[1] + lam * (theta - w))
+                    pulled = problem.oracle(i, theta)[1] + lam * (theta - w)
+                    b = train.momentum * b + direction(pulled, theta, train)
+                    theta = theta - (personal_lr or lr) * b
                 w = w - lr * lam * (w - theta)
             ws[i], thetas[i], loss[i] = w, theta, float(np.mean(losses))
         middle = mean(p, ws)

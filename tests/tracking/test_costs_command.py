@@ -38,6 +38,8 @@ REPRESENTATION = 3 * 3 * 4 * FORWARD + (CLIENTS + 1) * PUBLIC * FORWARD
 
 ROUND = {
     "adabest": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
+    "apfl": (1 * PLAIN, 1 * PLAIN, 2 * SGD + 7 * STEPS * PLAIN),
+    "ditto": (1 * PLAIN, 1 * PLAIN, 2 * SGD + 2 * STEPS * PLAIN),
     "domo": (2 * PLAIN, 1 * PLAIN, SGD),
     "fastslowmo": (2 * PLAIN, 2 * PLAIN, SGD),
     "fedacg": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
@@ -46,6 +48,7 @@ ROUND = {
     "fedadc": (2 * PLAIN, 1 * PLAIN, SGD),
     "fedavg": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedavgm": (1 * PLAIN, 1 * PLAIN, SGD),
+    "fedbabu": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedbn": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedcm": (2 * PLAIN, 1 * PLAIN, SGD),
     "feddyn": (1 * PLAIN, 1 * PLAIN, SGD + 4 * STEPS * PLAIN),
@@ -56,6 +59,8 @@ ROUND = {
     "fednova": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedper": (PLAIN - LAST, PLAIN - LAST, SGD),
     "fedprox": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
+    # ten steps of the head, each with whole passes
+    "fedrep": (PLAIN - LAST, PLAIN - LAST, SGD + CLIENTS * 10 * SGD / STEPS),
     # it adds three forward passes and a backward one, that costs two; the predictor runs there and back for two
     "fedsiam_da": (
         HEADED + PREDICTOR + RUNNING, HEADED + PREDICTOR + RUNNING,
@@ -65,12 +70,17 @@ ROUND = {
     "fedtrip": (1 * PLAIN, 1 * PLAIN, SGD + 4 * STEPS * PLAIN),
     "fedyogi": (1 * PLAIN, 1 * PLAIN, SGD),
     "ghbm": (2 * PLAIN, 1 * PLAIN, SGD),
+    "lg_fedavg": (LAST, LAST, SGD),
     "local_ghbm": (1 * PLAIN, 1 * PLAIN, SGD),
     "mime": (3 * PLAIN, 2 * PLAIN, SGD + FULL_GRADIENT + SGD),
     "mimelite": (2 * PLAIN, 2 * PLAIN, SGD + FULL_GRADIENT),
     "mimelitemom": (2 * PLAIN, 2 * PLAIN, SGD + FULL_GRADIENT),
     "mimemom": (3 * PLAIN, 2 * PLAIN, SGD + FULL_GRADIENT + SGD),
     "moon": (HEADED, HEADED, (3 + 2) * TRAINED * HEADED_FORWARD),
+    # its steps are pairs, so it makes four
+    "perfedavg": (1 * PLAIN, 1 * PLAIN, 4 / 3 * (SGD + STEPS * PLAIN)),
+    # five steps to a personal model on each mini-batch
+    "pfedme": (1 * PLAIN, 1 * PLAIN, 5 * SGD + (2 * 5 + 2) * STEPS * PLAIN),
     "pfedmo": (2 * PLAIN, 2 * PLAIN, SGD + REPRESENTATION),
     "qfedavg": (1 * PLAIN, 1 * PLAIN, SGD + sum(SIZES) * FORWARD + 4 * CLIENTS * PLAIN),
     # Table VIII's 2 (K + 1) |w|, of which the overview says nothing
@@ -91,6 +101,8 @@ def test_a_round_of(name, tmp_path):
     """The bytes and FLOPs in metrics.csv accumulate."""
     down, up, flops = ROUND[name]
     keys = {"model__name": "mlp", "model__hidden": [HIDDEN], "model__proj_dim": WIDTH, "run__checkpoint_every": 0}
+    if name == "perfedavg":
+        keys["train__local_steps"] = 4
     metrics = run(tmp_path, name, **keys).metrics
     assert metrics["bytes_down"].tolist() == cumulative(CLIENTS * 4 * down)
     assert metrics["bytes_up"].tolist() == cumulative(CLIENTS * 4 * up)
