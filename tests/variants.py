@@ -67,6 +67,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] =
     ("ditto", {"personal_steps": 2, "personal_lr": 0.05}, {}, {}),
     ("pfedme", {}, None, {}),
     ("apfl", {}, {}, {}),
+    ("ifca", {}, None, {}),
     ("perfedavg", {}, None, EQUAL_STEPS),
     ("fedadam", {}, None, SMALL_STEPS),
     ("fedyogi", {}, None, SMALL_STEPS),

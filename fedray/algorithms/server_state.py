@@ -68,6 +68,9 @@ class ServerState:
     model_of: Callable[[int], Model]
     """``model_of(s)`` returns the model x^s that the server had at the start of round s, which is the current round or
     one of the ``earlier_models`` rounds before it."""
+    initial_model: Callable[[int], Model]
+    """``initial_model(k)`` returns a model with other random initial weights for each number k from 1, which depend on
+    ``run.seed`` and k."""
     weighting: str = "samples"
     total_samples: int = 0
     batch_size: int | None = None

@@ -130,21 +130,26 @@ class Objective:
     def full_loss(self, at: Model) -> Tensor:
         """Returns each client's mean loss over all its samples, float32 ``[C, 1]``, at the C models ``at``: the task's
         loss in evaluation mode, as on the test set. Samples are not augmented, and the models are not changed."""
-        task, found = self.network.task, []
+        totals = torch.zeros(2, len(self.data.ids), dtype=torch.float64, device=at.row.device)
+        for row, outputs, y in self.full_passes(at):
+            with self.clock.on("gradient"):
+                logits = map_leaves(lambda rows: rows[0], outputs.logits)
+                losses, weights = self.network.task.sums("loss", logits, y)
+                totals[0, row] += losses.double().sum()
+                totals[1, row] += len(y) if weights is None else weights.double().sum()
+        return (totals[0] / totals[1])[:, None].float()
+
+    def full_passes(self, at: Model) -> Iterator[tuple[int, Outputs, Tensor]]:
+        """Runs forward passes in evaluation mode over all samples of the clients at the C models ``at``, a part of one
+        client's samples at a time. Yields the client's row, from 0, the :class:`Outputs` ``[1, b, ...]`` of the part,
+        and its targets ``[b, ...]``. Samples are not augmented, and the models are not changed."""
         for row, indices in enumerate(self.data.indices):
-            total = torch.zeros((), dtype=torch.float64, device=at.row.device)
-            count = torch.zeros_like(total)
             for number, part in enumerate(np.array_split(indices, -(-len(indices) // PART))):
                 with self.clock.on("data"):
                     x, y = self.data.samples.gather(part[None])
                 with self.clock.on("gradient"):
                     outputs = self.network.forward(at[row : row + 1], x, self._draws(NO_STEP + number, row))
-                    logits = map_leaves(lambda rows: rows[0], outputs.logits)
-                    losses, weights = task.sums("loss", logits, y[0])
-                    total += losses.double().sum()
-                    count += len(part) if weights is None else weights.double().sum()
-            found.append(total / count)
-        return torch.stack(found)[:, None].float()
+                yield row, outputs, y[0]
 
     def _shares(self, indices: Indices, parts: Sequence[Indices]) -> list[float]:
         """Returns how much each of the ``parts`` of a client's samples counts in the client's mean loss over all its

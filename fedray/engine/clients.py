@@ -201,7 +201,7 @@ class Clients:
         """
         return ClientPhase(
             self.network, self.train, training or self.experiment.training, stack, clients=self.data.active,
-            initial=self._initial, **{"clock": self.clock, **rest},
+            initial=self.initial, **{"clock": self.clock, **rest},
         )  # fmt: skip
 
     def remembered(self, handles: Sequence[Handle | None], round: int) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class Clients:
                         rows[row].copy_(found[name], non_blocking=True)
         return stacked
 
-    def _initial(self, client: int | None) -> Model:
+    def initial(self, client: int | None) -> Model:
         """Returns the model with which the run begins, or, if ``client`` is not None, an initial model that is drawn
         for this client."""
         layout = self.network.layout

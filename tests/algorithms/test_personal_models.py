@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import references_personal
+from pairs import pairwise
 from reference_runs import EVERYTHING, PARTICIPATION, cohorts_of, distance, expect, flat, make_start
 from reference_runs import run as reference_run
 from safetensors.numpy import load_file
@@ -15,7 +16,9 @@ from small_runs import run
 from fedray import UserError
 from fedray.algorithms import find_algorithm
 from fedray.algorithms.fedavg import FedAvg
+from fedray.config import load
 from fedray.engine.evaluation.evaluator import Evaluator
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import assert_same
 
 BIASES = {"private": ["*bias"]}
@@ -32,9 +35,10 @@ CASES = [(name, hyper) for name, each in HYPER.items() for hyper in each]
 
 
 def label(case):
-    return "-".join(
-        [case[0], *(f"{key}_{value}" for key, value in case[1].items() if key not in ("private", "frozen"))]
-    )
+    if not isinstance(case, tuple):
+        return None
+    name, hyper = case
+    return "-".join([name, *(f"{key}_{value}" for key, value in hyper.items() if key not in ("private", "frozen"))])
 
 
 @pytest.fixture
@@ -53,9 +57,20 @@ def personal_models(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
-@pytest.mark.parametrize("participation", ["full", "uniform"])
-@pytest.mark.parametrize("case", CASES, ids=label)
+def check(made, data, personal_models, rounds):
+    final = flat(list(load_file(made.folder / "model.safetensors").values()))
+    assert distance(final, rounds[-1].model) < 1e-5
+    expect(made.metrics["train_loss"], [np.mean(list(each.loss.values())) for each in rounds])
+    of_rounds = iter(personal_models)
+    for each in rounds if personal_models else []:
+        ours = dict(next(of_rounds) for _ in each.personal)
+        for client, model in each.personal.items():
+            assert distance(ours[client], model) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("case", "participation", "vectorize"), pairwise(CASES, ("full", "uniform"), (False, True)), ids=label
+)
 def test_against_reference(data, tmp_path, personal_models, case, participation, vectorize):
     """With momentum, decay and clipping."""
     name, hyper = case
@@ -69,15 +84,33 @@ def test_against_reference(data, tmp_path, personal_models, case, participation,
     cohorts, theirs = cohorts_of(made), dict(hyper)
     if theirs.pop("private", theirs.pop("frozen", None)):
         theirs["private"] = np.arange(len(start) - data.problem.classes, len(start))
-    rounds = getattr(references_personal, name)(data.problem, cohorts, train, start, **theirs)
-    final = flat(list(load_file(made.folder / "model.safetensors").values()))
-    assert distance(final, rounds[-1].model) < 1e-5
-    expect(made.metrics["train_loss"], [np.mean(list(each.loss.values())) for each in rounds])
-    of_rounds = iter(personal_models)
-    for each in rounds if find_algorithm(name)().has_personal_model() else []:
-        ours = dict(next(of_rounds) for _ in each.personal)
-        for client, model in each.personal.items():
-            assert distance(ours[client], model) < 1e-5
+    assert bool(personal_models) == find_algorithm(name)().has_personal_model()
+    check(
+        made, data, personal_models, getattr(references_personal, name)(data.problem, cohorts, train, start, **theirs)
+    )
+
+
+@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
+@pytest.mark.parametrize("participation", ["full", "uniform"])
+def test_ifca(data, tmp_path, personal_models, participation, vectorize):
+    train = replace(EVERYTHING, momentum=0.5, server_lr=0.6)
+    keys = {"algorithm.models": 3, "engine.vectorize": vectorize, "engine.chunk": 2 if vectorize else None}
+    keys |= PARTICIPATION[participation] | {"model.init": "default"}
+    made = reference_run(data, tmp_path, "ifca", train, **keys)
+    experiment, _ = resolve(load(made.folder / "config.yaml"))
+    start, *others = (
+        flat([p.detach() for p in experiment.build_model(number).parameters()]) for number in (None, 1, 2)
+    )  # fmt: skip
+    rounds = references_personal.ifca(data.problem, cohorts_of(made), train, start, others=others)
+    assert len({int(k) for each in rounds for k in each.clients["k"].values()}) > 1
+    check(made, data, personal_models, rounds)
+    rows = made.clients.sort_values(["round", "client"])
+    assert rows.cluster.tolist() == [each.clients["k"][i] for each in rounds for i in sorted(each.clients["k"])]
+
+
+def test_ifca_with_one_model_is_fedavg(tmp_path):
+    one, plain = run(tmp_path / "one", algorithm="ifca", algorithm__models=1), run(tmp_path / "plain")
+    assert one.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-5)
 
 
 def test_the_reference_sees_what_moves(data, tmp_path):

@@ -186,3 +186,30 @@ def perfedavg(
         x = x - train.server_lr * (x - middle)
         rounds.append(Outcome(x, loss, middle, personal={i: x - alpha * problem.oracle(i, x)[1] for i in cohort}))
     return rounds
+
+
+def ifca(
+    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, others: Sequence[Vector]
+) -> list[Outcome]:
+    """``others`` are the other models to begin with. ``clients["k"]`` are the models that the cohort took, from 1."""
+    models = [beginning(problem, start), *others]
+
+    def best(i: int) -> int:
+        return int(np.argmin([problem.oracle(i, model)[0] for model in models]))
+
+    rounds = []
+    for _, cohort, lr, p in schedule(problem, cohorts, train):
+        took = {i: best(i) for i in cohort}
+        ys, loss = {}, {}
+        for i in cohort:
+            of_client, losses = local_sgd(problem, [i], models[took[i]], train, lr)
+            ys[i], loss[i] = of_client[i], losses[i]
+        for k, model in enumerate(models):
+            share = sum(p[i] for i in cohort if took[i] == k)
+            if share:
+                average = sum(p[i] * ys[i] for i in cohort if took[i] == k) / share
+                models[k] = model - train.server_lr * (model - average)
+        personal = {i: models[best(i)] for i in cohort}
+        clients = {"k": {i: np.array(took[i] + 1) for i in cohort}}
+        rounds.append(Outcome(models[0], loss, mean(p, ys), personal=personal, clients=clients))
+    return rounds

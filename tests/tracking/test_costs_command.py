@@ -70,6 +70,7 @@ ROUND = {
     "fedtrip": (1 * PLAIN, 1 * PLAIN, SGD + 4 * STEPS * PLAIN),
     "fedyogi": (1 * PLAIN, 1 * PLAIN, SGD),
     "ghbm": (2 * PLAIN, 1 * PLAIN, SGD),
+    "ifca": (2 * PLAIN, 1 * PLAIN, SGD + 2 * sum(SIZES) * FORWARD),
     "lg_fedavg": (LAST, LAST, SGD),
     "local_ghbm": (1 * PLAIN, 1 * PLAIN, SGD),
     "mime": (3 * PLAIN, 2 * PLAIN, SGD + FULL_GRADIENT + SGD),
