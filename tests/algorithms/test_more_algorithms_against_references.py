@@ -10,7 +10,7 @@ import references
 import references_momentum
 import references_rules
 import references_variance
-from pairs import alternately, pairwise
+from pairs import alternately, in_turn, pairwise
 from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_start
 from small_runs import needs_compiler
 
@@ -189,7 +189,7 @@ def test_client_momentum(data, start, tmp_path, algorithm, everything, participa
 @pytest.mark.parametrize(
     "compiled", [False, pytest.param(True, marks=[pytest.mark.slow, needs_compiler])], ids=["eager", "compiled"]
 )
-@pytest.mark.parametrize(("either", "vectorize"), alternately(EITHER, (False, True)), ids=label)
+@pytest.mark.parametrize(("either", "vectorize"), alternately(EITHER, (False, True), 0, 2), ids=label)
 def test_clients_with_different_numbers_of_steps(alike, start, tmp_path, either, vectorize, compiled):
     """Two epochs in batches of four, in chunks of mixed J_i."""
     (name, option), momentum = either
@@ -217,7 +217,7 @@ def test_fedsims_mu(alike, start, tmp_path, vectorize):
     reference_runs.check(alike, tmp_path / "epochs", "adabest", oracle, hyper, train, keys, start)
 
 
-@pytest.mark.parametrize(("algorithm", "epochs"), alternately(ALL, (None, 2)), ids=label)
+@pytest.mark.parametrize(("algorithm", "epochs"), alternately(ALL, (None, 2), 0, 3), ids=label)
 def test_batches_larger_than_the_clients(data, start, tmp_path, algorithm, epochs):
     name, option = algorithm
     hyper, train = settings(name, option, True, "samples")
@@ -228,7 +228,7 @@ def test_batches_larger_than_the_clients(data, start, tmp_path, algorithm, epoch
     check(data, tmp_path, name, hyper, train, keys, start)
 
 
-@pytest.mark.parametrize(("algorithm", "vectorize"), alternately(ALL, (False, True)), ids=label)
+@pytest.mark.parametrize(("algorithm", "vectorize"), alternately(ALL, (False, True), 1, 3), ids=label)
 def test_clients_of_one_sample(single, start, tmp_path, algorithm, vectorize):
     name, option = algorithm
     hyper, train = settings(name, option, True, "samples")
@@ -236,9 +236,9 @@ def test_clients_of_one_sample(single, start, tmp_path, algorithm, vectorize):
     check(single, tmp_path, name, hyper, train, keys, start)
 
 
-@pytest.mark.parametrize(("algorithm", "momentum"), EITHER, ids=label)
-def test_one_client_a_round(data, start, tmp_path, algorithm, momentum):
-    name, option = algorithm
+@pytest.mark.parametrize("either", in_turn(EITHER, 1, 2), ids=label)
+def test_one_client_a_round(data, start, tmp_path, either):
+    (name, option), momentum = either
     hyper, train = settings(name, option, True, "samples")
     train = replace(train, momentum=momentum)
     cohorts, _ = check(data, tmp_path, name, hyper, train, {"train.cohort_size": 1}, start)

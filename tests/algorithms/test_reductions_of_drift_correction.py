@@ -33,6 +33,9 @@ OPTIMAL = {
 }
 
 
+QUICK = ("mime", "scaffold-1-partial", "feddyn")
+
+
 @pytest.fixture(
     scope="module",
     params=[(make_quadratics, 0.0), (make_logistic, 0.3)],
@@ -45,7 +48,10 @@ def convex(request):
     return problem, {"train.weight_decay": weight_decay}, problem.optimum(weight_decay)
 
 
-@pytest.mark.parametrize(("name", "hyper", "settings"), OPTIMAL.values(), ids=OPTIMAL)
+@pytest.mark.parametrize(
+    ("name", "hyper", "settings"),
+    [pytest.param(*case, id=i, marks=() if i in QUICK else pytest.mark.slow) for i, case in OPTIMAL.items()],
+)
 def test_the_optimum_of_heterogeneous_clients_is_reached(run, convex, name, hyper, settings):
     problem, decay, optimum = convex
     assert off(run(problem, settings | decay, name, **hyper).models[-1], optimum) <= TOLERANCE

@@ -61,7 +61,8 @@ def test_fedavg_pfedmo(tmp_path):
     assert {"fedavg", "pfedmo"} <= set(page.read_text().replace("<", " ").replace(">", " ").split())
 
 
-@pytest.mark.parametrize("model", ["LSTM", pytest.param("Transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["LSTM", "Transformer"])
 def test_shakespeare(model, tmp_path):
     module, file = example("shakespeare"), data("tinyshakespeare/input.txt")
     short = {**SHORT, "run.rounds": 6, "run.eval_every": 2, "run.output": str(tmp_path)}
@@ -98,6 +99,7 @@ def test_prices(tmp_path):
     assert result.summary["final"] == pytest.approx(float(within.float().mean()))
 
 
+@pytest.mark.slow
 def test_clothes(tmp_path):
     module = example("clothes")
     result = module.main(**SHORT, **{"run.rounds": 6, "run.output": str(tmp_path)})

@@ -143,6 +143,7 @@ def row_of(point):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tables_and_pictures_of_made_up_points(tmp_path, monkeypatch):
     from round_time import model, report
     from round_time.report import write

@@ -200,7 +200,7 @@ def test_a_metric_of_ones_own_per_token(tmp_path):
     assert result.metrics["validation_margin"].notna().all()
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_targets_and_shares_follow_the_main_metric(engine, tmp_path):
     data, test = (*numbers(1, SAMPLES), owners(SAMPLES)), (*numbers(2, TESTS), owners(TESTS))
     settings = {"run__targets": [1e9, 1e-9], "run__eval_clients": "all", "run__finetune_steps": 1}

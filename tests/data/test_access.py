@@ -105,6 +105,7 @@ def test_on_actors(access, actors, whole, tmp_path, ray_cluster):
     assert_same(whole, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("access", [pytest.param("mapped", marks=pytest.mark.slow), "lazy"])
 def test_actors_that_are_killed(access, whole, tmp_path, ray_cluster):
     """After each of two rounds: what an actor read, or held mapped, is with it gone."""

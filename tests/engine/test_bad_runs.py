@@ -252,7 +252,7 @@ def test_no_cluster():
 LONG = ["run.rounds=30", "run.eval_every=15", "data.clients=4", "run.checkpoint_every=1000", "train.local_steps=40"]
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_interrupted(kind, capsys):
     """Ctrl-C ends a run after its round; the same command then ends with the bits of an unbroken run."""
     done(*LONG, "run.output=whole")

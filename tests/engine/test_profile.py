@@ -14,7 +14,7 @@ from fedray.core.clock import Clock
 from fedray.tracking.columns import PURPOSES
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_profile_accounts_for_all_of_a_round(kind, tmp_path, request):
     if kind == "ray":
         request.getfixturevalue("ray_cluster")

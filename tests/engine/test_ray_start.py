@@ -38,6 +38,7 @@ def left_of(process: int) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_ask_for_ray_goes_on_without(tmp_path: Path) -> None:
     done = run(tmp_path, change=FAILING)
     assert done.returncode == 0, done.stderr

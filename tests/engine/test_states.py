@@ -243,7 +243,7 @@ def on_two_nodes(local, output, algorithm, fate):
     ("algorithm", "fate"),
     [
         pytest.param("scaffold", "keep", marks=pytest.mark.slow),
-        ("scaffold", "lose"),
+        pytest.param("scaffold", "lose", marks=pytest.mark.slow),
         pytest.param("scaffold", "silent", marks=pytest.mark.slow),
         pytest.param("fedavg", "lose", marks=pytest.mark.slow),
         pytest.param("fedsiam_da", "keep", marks=pytest.mark.slow),

@@ -204,7 +204,8 @@ def test_what_a_gpu_needs_to_compile(monkeypatch):
 KEYS = {**SETTINGS, "algorithm.name": "fedavg", "engine.compile": True}
 
 
-@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["local", "ray"])
 def test_the_compiler_is_looked_for_on_every_node(tmp_path, kind):
     """In a process of its own, whose Ray has the same environment."""
     keys = [f"engine.kind={kind}", "engine.address=local", "engine.actors=1", "engine.compile=true", "run.rounds=1"]
@@ -265,7 +266,7 @@ def test_a_finished_run_needs_no_compiler(tmp_path, monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("vectorize", [False, True])
+@pytest.mark.parametrize("vectorize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_cold_and_filled_caches_give_the_same_bits(tmp_path, monkeypatch, vectorize):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     keys = {**KEYS, "engine.vectorize": vectorize, "run.rounds": 2}

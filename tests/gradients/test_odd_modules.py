@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from odd_modules import IMAGE, LENGTH, WIDTH, WORDS, ZOO, made
+from pairs import in_turn
 from small_runs import needs_compiler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -195,7 +196,7 @@ def test_a_module_is_trained_as_a_plain_loop_trains_it(name, plain, whole):
     assert_like_plain(whole(name), plain(name), ZOO[name].coarse)
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", in_turn(RIGHT, 0, 3))
 def test_no_bit_depends_on_how_gradients_are_taken_or_on_the_workers(tmp_path, name, whole, monkeypatch):
     sha = whole(name).summary["model_sha256"]
     with pickling_workers(2):
@@ -205,7 +206,7 @@ def test_no_bit_depends_on_how_gradients_are_taken_or_on_the_workers(tmp_path, n
     assert run(tmp_path / "auto", name, engine__replay="auto").summary["model_sha256"] == sha
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", in_turn(RIGHT, 1, 3))
 def test_a_module_is_stacked_rightly_or_not_at_all(tmp_path, name, plain):
     try:
         result = run(tmp_path, name, engine__vectorize=True)
@@ -217,7 +218,7 @@ def test_a_module_is_stacked_rightly_or_not_at_all(tmp_path, name, plain):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", in_turn(RIGHT, 2, 3))
 def test_a_saved_model_is_the_one_that_was_evaluated_and_a_resumed_run_ends_as_others(tmp_path, name, whole):
     whole = whole(name)
     begun = run(tmp_path / "begun", name, run__rounds=1, run__name="it")

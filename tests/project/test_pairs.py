@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from pairs import alternately, pairwise
+from pairs import alternately, in_turn, pairwise
 
 
 def fast(parameters):
@@ -23,3 +23,10 @@ def test_every_pair_of_values_is_tried():
 def test_each_value_has_one_of_the_others_in_turn():
     assert fast(alternately("abc", [True, False])) == [("a", True), ("b", False), ("c", True)]
     assert len(alternately("abc", [True, False])) == 6
+
+
+def test_tests_take_turns():
+    assert fast(in_turn("abcde", 0, 2)) == [("a",), ("c",), ("e",)]
+    assert fast(in_turn("abcde", 1, 2)) == [("b",), ("d",)]
+    assert fast(alternately("abcd", [True, False], 1, 2)) == [("b", True), ("d", False)]
+    assert len(alternately("abcd", [True, False], 1, 2)) == 8

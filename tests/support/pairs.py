@@ -1,9 +1,10 @@
-"""Chooses the cases of a product that run every time; the others are marked slow."""
+"""Chooses the cases of a product, and the tests of a class, that run every time; the others are marked slow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -23,14 +24,28 @@ def pairwise(*axes: Sequence[Any]) -> list[Any]:
     return [_parameter([axis[i] for axis, i in zip(axes, case, strict=True)], case in fast) for case in pairs]
 
 
-def alternately(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+def alternately(values: Sequence[Any], others: Sequence[Any], turn: int = 0, turns: int = 1) -> list[Any]:
     """Returns the product of two axes as parameters, in which each of ``values`` runs every time with one of ``others``
-    in turn."""
+    in turn; with ``turns`` only every so-many-th of ``values``, beginning with number ``turn``, so that several tests
+    of the same values take turns."""
     return [
-        _parameter([value, other], number % len(others) == turn)
+        _parameter([value, other], number % turns == turn and number // turns % len(others) == place)
         for number, value in enumerate(values)
-        for turn, other in enumerate(others)
+        for place, other in enumerate(others)
     ]
+
+
+def in_turn(values: Sequence[Any], turn: int, turns: int) -> list[Any]:
+    """Returns ``values`` as parameters, of which every ``turns``-th runs every time, beginning with number ``turn``:
+    for several tests of the same values, which take turns."""
+    return [_parameter([value], number % turns == turn) for number, value in enumerate(values)]
+
+
+def later(test: Callable[..., None]) -> Callable[..., None]:
+    """Returns a copy of a test of a class, for a class below, that is slow."""
+    assert isinstance(test, FunctionType)
+    copy = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__)
+    return pytest.mark.slow(copy)
 
 
 def _parameter(values: Sequence[Any], fast: bool) -> Any:

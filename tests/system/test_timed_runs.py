@@ -95,6 +95,7 @@ def test_a_round_without_anybody_changes_nothing(tmp_path):
     assert timed.metrics.flops[3] == 0
 
 
+@pytest.mark.slow
 def test_the_same_on_ray_and_when_it_is_resumed(tmp_path, ray_cluster):
     whole = run(tmp_path / "whole")
     for actors in (1, 2, 3):

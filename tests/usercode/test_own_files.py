@@ -91,6 +91,7 @@ def sha(here: Path, run: str = "mine_Mine-mine_load", runs: str = "runs") -> str
     return json.loads((here / runs / run / "summary.json").read_text())["model_sha256"]
 
 
+@pytest.mark.slow
 def test_one_run_on_either_engine_and_resumed(here: Path, ray_cluster: None) -> None:
     """An algorithm, model and data of a file: the same bits locally, with Ray, and resumed in a new process."""
     settings = [f"{key}={value}" for key, value in RUN.items()]
