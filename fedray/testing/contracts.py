@@ -277,10 +277,10 @@ class AlgorithmContract:
         gradients, with as many numbers as the model has parameters."""
         run = self.base_run()
         experiment, _ = self._resolve(tmp_path)
-        down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
-        cohorts = run.metrics["cohort_size"].cumsum()
-        assert list(run.metrics["bytes_down"]) == list(cohorts * down)
-        assert list(run.metrics["bytes_up"]) == list(cohorts * up)
+        sent = [bytes_per_client(experiment.algorithm.traffic, experiment.facts_in(r)) for r in run.metrics["round"]]
+        down, up = (run.metrics["cohort_size"] * counts for counts in zip(*sent, strict=True))
+        assert list(run.metrics["bytes_down"]) == list(down.cumsum())
+        assert list(run.metrics["bytes_up"]) == list(up.cumsum())
 
     def test_costs_of_phases(self, tmp_path: Path) -> None:
         """Checks that the costs of an algorithm's phases (``traffic_in``, ``work_in``), by which the virtual clock
