@@ -257,7 +257,8 @@ class TrainConfig(Section):
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
     upload: list[Entry] = Field(
         [],
-        description="steps that uploads pass before they are summed: file.py:Name, or {name: file.py:Name, option: 1}",
+        description="steps that uploads pass before they are summed, as in [{clip: 1}, {topk: 0.01}, {noise: 1}]; also "
+        "randk, qsgd, quantize, sign and your own: file.py:Name, or {name: file.py:Name, option: 1}",
     )
 
     @property

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedray.core.seeds import Purpose, torch_seed
+
+BYTES_PER_NUMBER = 4
 
 
 @dataclass
@@ -65,7 +66,7 @@ class UploadStep:
                 return rows / rows.norm(dim=1, keepdim=True).clamp(min=1)
     """
 
-    keeps: ClassVar[bool] = False
+    keeps: bool = False
     """Whether the step stores a row for each client from one participation to the next (``upload.kept``), such as the
     part of an update that was not sent. Algorithms with several phases can't use such steps."""
 
@@ -83,3 +84,12 @@ class UploadStep:
             Rows of the same shape and type.
         """
         raise NotImplementedError
+
+    def follows(self, before: Sequence[UploadStep]) -> None:
+        """Is called once, before the run, with the steps before this one in ``train.upload``. Override it for a step
+        that depends on them, or has to refuse what they are."""
+
+    def wire_bytes(self, numbers: int, before: float) -> float:
+        """Returns how many bytes a client sends for an upload of so many ``numbers`` after this step, for the column
+        ``bytes_up``. ``before`` are those without it, which are the default."""
+        return before

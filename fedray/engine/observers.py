@@ -62,7 +62,8 @@ class Costs(Observer):
 
     def trained(self, result: RoundResult) -> None:
         experiment, cohort, costs = self.experiment, result.cohort, self.state.costs
-        down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts_in(self.state.server.round))
+        facts = experiment.facts_in(self.state.server.round)
+        down, up = bytes_per_client(experiment.algorithm.traffic, facts, experiment.upload)
         if cohort.ids:
             costs["iterations"] += max(cohort.steps)
             costs["bytes_down"] += down * len(cohort.ids)

@@ -77,6 +77,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         plain=plain.facts,
         build_plain=plain.build_model,
         example=data.examples(2)[0],
+        upload=chosen.upload,
     )
     return candidates, scenario, left_out
 

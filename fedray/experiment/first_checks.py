@@ -48,9 +48,10 @@ def _check_extensions(config: Config) -> None:
     as ``task.loss``."""
     if is_user_defined(config.engine.kind):
         check_user_object(config.engine.kind, "engine.kind")
-    for key, entries in (("run.callbacks", config.run.callbacks), ("train.upload", config.train.upload)):
-        for entry in entries:
-            check_entry(entry, key)
+    for entry in config.run.callbacks:
+        check_entry(entry, "run.callbacks")
+    for entry in config.train.upload:
+        check_entry(entry, "train.upload", importlib.import_module("fedray.uploads").STEPS)
     functions = [("task.metrics", name) for name in config.task.named_metrics.values()]
     for key, name in [*([("task.loss", config.task.loss)] if config.task.loss else []), *functions]:
         if is_user_defined(name):

@@ -11,6 +11,7 @@ from fedray.core.task import LOSSES
 from fedray.core.upload import UploadStep
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
+from fedray.uploads import STEPS
 from fedray.usercode.extensions import Entry, make
 
 
@@ -44,7 +45,9 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
             f"train.upload: clients of {config.algorithm.name} send the lengths of their uploads, which would not be "
             "those of what the steps leave"
         )
-    for step in steps:
+    for number, step in enumerate(steps):
+        if isinstance(step, UploadStep):
+            step.follows(steps[:number])
         if getattr(step, "keeps", False) and len(algorithm.phases) > 1:
             raise UserError(
                 f"train.upload: {type(step).__name__} keeps something of each client, which needs an algorithm of one "
@@ -54,7 +57,7 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
 
 
 def _callable(entry: Entry, key: str) -> Any:
-    found = make(entry, key, {} if key == "train.upload" else LOSSES)
+    found = make(entry, key, STEPS if key == "train.upload" else LOSSES)
     if not callable(found):
         raise UserError(f"{key}: {entry} must be a function or a class of such, not {type(found).__name__}")
     return found

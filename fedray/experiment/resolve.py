@@ -67,7 +67,7 @@ def resolve(
     data = data_stage(config, custom, algorithm, map_all)
     training = training_stage(config, custom, algorithm, data.data)
     model = model_stage(config, named, head, data.data, training)
-    system = system_stage(config, data.data, training, model)
+    system = system_stage(config, data.data, training, model, upload)
     execution = execution_stage(config, around, data, training, model)
     return _experiment(config, named, upload, data, training, model, system, execution), data.data
 

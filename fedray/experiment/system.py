@@ -6,7 +6,7 @@ It decides whether there is one, and says before the first round what it will sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedray.algorithms import Algorithm, known_algorithms
 from fedray.config import Config
 from fedray.config.system import SystemConfig
+from fedray.core.upload import UploadStep
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.cohorts import draw_of
@@ -44,9 +45,11 @@ class SystemStage(Stage):
     digests: dict[str, str]
 
 
-def system_stage(config: Config, data: FederatedData, training: TrainingStage, model: ModelStage) -> SystemStage:
-    """Reads what ``config`` says about the clients' devices, and checks it. ``data``, ``training`` and ``model`` are
-    what was decided about these.
+def system_stage(
+    config: Config, data: FederatedData, training: TrainingStage, model: ModelStage, upload: Sequence[UploadStep]
+) -> SystemStage:
+    """Reads what ``config`` says about the clients' devices, and checks it. ``data``, ``training``, ``model`` and
+    ``upload`` (the steps that uploads pass) are what was decided about these.
 
     Raises :class:`UserError` if a file is wrong, there are too few clients to draw more than a cohort, or no client can
     meet the deadline.
@@ -62,7 +65,7 @@ def system_stage(config: Config, data: FederatedData, training: TrainingStage, m
             f"system.over_select={system.over_select:g} draws {draws} clients for a cohort of {cohort}, and only "
             f"{data.active} have samples"
         )
-    phases = costs_by_phase(training.algorithm, model.facts, training.local, data.sizes())
+    phases = costs_by_phase(training.algorithm, model.facts, training.local, data.sizes(), upload)
     clock = _clock(system, phases, data, cohort, config.run.seed)
     named = {f"system.{key}": _absolute(getattr(system, key)) for key in ("devices", "networks", "availability")}
     buffered = {"buffer": cohort, "concurrency": system.concurrency or min(2 * cohort, data.active)}
@@ -113,7 +116,9 @@ def clock_of(experiment: Experiment, data: FederatedData) -> Clock | None:
     system = experiment.config.system
     if not system.is_on:
         return None
-    phases = costs_by_phase(experiment.algorithm, experiment.facts, experiment.training, data.sizes())
+    phases = costs_by_phase(
+        experiment.algorithm, experiment.facts, experiment.training, data.sizes(), experiment.upload
+    )
     return _clock(system, phases, data, experiment.cohort_size, experiment.config.run.seed)
 
 

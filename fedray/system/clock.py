@@ -10,7 +10,7 @@ clients takes time only where it is waited for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -162,14 +162,12 @@ class Clock:
         if np.maximum(self.devices.down_mbps[ids], self.devices.up_mbps[ids]).sum() <= shared:
             # together they can't fill it
             return self._alone[place][ids]
-        devices = self.devices
-        facts = (devices.latency_ms, devices.down_mbps, devices.up_mbps, devices.flops_per_second, phase.flops)
         alike: dict[tuple[float, ...], list[int]] = {}
-        for position, key in enumerate(zip(*(each[ids].tolist() for each in facts), strict=True)):
-            alike.setdefault(key, []).append(position)
+        for position, facts in enumerate(facts_of(self.devices, phase, ids)):
+            alike.setdefault(facts, []).append(position)
         journeys = Journeys(1e6 * shared)
-        for positions in alike.values():
-            journeys.launch(positions, 0.0, legs(devices, phase, int(ids[positions[0]])), len(positions))
+        for facts, positions in alike.items():
+            journeys.launch(positions, 0.0, _legs(phase, *facts), len(positions))
         took = np.empty(len(ids))
         while (arrival := journeys.next()) is not None:
             took[arrival[1]] = arrival[0]
@@ -220,14 +218,24 @@ class Clock:
         asked.flops = math.fsum(float(phase.flops[late].sum()) for phase in self.phases)
 
 
-def legs(devices: Devices, phase: PhaseCost, client: int) -> list[Leg]:
+def facts_of(devices: Devices, phase: PhaseCost, ids: NDArray[np.int64]) -> Iterator[tuple[float, ...]]:
+    """Yields for each of the clients ``ids`` what decides how long ``phase`` takes it: its latency in milliseconds, its
+    megabits per second down and up, its FLOPs per second, and the FLOPs of the phase."""
+    facts = (devices.latency_ms, devices.down_mbps, devices.up_mbps, devices.flops_per_second, phase.flops)
+    return zip(*(each[ids].tolist() for each in facts), strict=True)
+
+
+def legs(devices: Devices, phase: PhaseCost, client: int) -> tuple[Leg, Leg]:
     """Returns what ``client`` does in ``phase``: it receives, and then computes and sends."""
-    latency = devices.latency_ms[client] / 1000
-    return [
-        Leg(latency, 8.0 * phase.down, 1e6 * devices.down_mbps[client]),
-        Leg(
-            phase.flops[client] / devices.flops_per_second[client] + latency,
-            8.0 * phase.up,
-            1e6 * devices.up_mbps[client],
-        ),
-    ]
+    (facts,) = facts_of(devices, phase, np.array([client]))
+    return _legs(phase, *facts)
+
+
+def _legs(
+    phase: PhaseCost, latency_ms: float, down_mbps: float, up_mbps: float, flops_per_second: float, flops: float
+) -> tuple[Leg, Leg]:
+    latency = latency_ms / 1000
+    return (
+        Leg(latency, 8.0 * phase.down, 1e6 * down_mbps),
+        Leg(flops / flops_per_second + latency, 8.0 * phase.up, 1e6 * up_mbps),
+    )

@@ -277,7 +277,8 @@ class AlgorithmContract:
         gradients, with as many numbers as the model has parameters."""
         run = self.base_run()
         experiment, _ = self._resolve(tmp_path)
-        sent = [bytes_per_client(experiment.algorithm.traffic, experiment.facts_in(r)) for r in run.metrics["round"]]
+        traffic, upload = experiment.algorithm.traffic, experiment.upload
+        sent = [bytes_per_client(traffic, experiment.facts_in(r), upload) for r in run.metrics["round"]]
         down, up = (run.metrics["cohort_size"] * counts for counts in zip(*sent, strict=True))
         assert list(run.metrics["bytes_down"]) == list(down.cumsum())
         assert list(run.metrics["bytes_up"]) == list(up.cumsum())

@@ -23,6 +23,7 @@ from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.result import RunResult
+from fedray.uploads import STEPS
 from fedray.usercode.extensions import Entry, make
 
 
@@ -64,7 +65,8 @@ class UploadContract:
     """
 
     step: ClassVar[Entry]
-    """The entry of ``train.upload``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
+    """The entry of ``train.upload``: file.py:Name or module:Name, a mapping with ``name`` and options, or a step that
+    comes with fedray, as ``{topk: 0.1}``."""
 
     def sent(self, rows: Tensor, clients: list[int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Applies a new instance of the upload step to the uploads of some clients, as a run does.
@@ -78,7 +80,7 @@ class UploadContract:
             The rows that the clients send instead, and the rows that the step stores for their next participation (None
             if it stores nothing).
         """
-        step = make(self.step, "train.upload")
+        step = make(self.step, "train.upload", STEPS)
         upload = UploadRows("y", "train", 3, clients, 0, 0, kept)
         found: Tensor = step(rows.clone(), upload)
         return found, upload.kept
@@ -87,7 +89,7 @@ class UploadContract:
         """Checks that the step treats each client separately. What a client sends must be the same to the bit whether
         the step is applied to several clients together or to this client alone, and when it is repeated. What the step
         stores for the client must also be the same with other clients and alone."""
-        step, clients = make(self.step, "train.upload"), [4, 7, 9]
+        step, clients = make(self.step, "train.upload", STEPS), [4, 7, 9]
         numbers = np.random.Generator(np.random.Philox(key=1)).normal(size=(2, 3, 50)).astype(np.float32)
         rows, before = torch.from_numpy(numbers)
         kept = before if getattr(step, "keeps", False) else None

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from fedray.algorithms import Algorithm, Work
+from fedray.core.upload import UploadStep
 from fedray.models.inspection import ModelFacts
 from fedray.tracking import costs
 from fedray.tracking.costs import Load
@@ -49,7 +50,7 @@ class Scenario:
     ``load`` is the amount of local training of the mean client in a round, ``cohort`` the number of clients in a round,
     and ``rounds`` the number of rounds. The plain model is the model without the head (the last layers) that some
     algorithms add to it: ``plain`` has its number of parameters, its FLOPs and other properties, ``build_plain()``
-    makes it, and ``example`` is a batch of inputs for it, ``[b, ...]``.
+    makes it, and ``example`` is a batch of inputs for it, ``[b, ...]``. ``upload`` has the steps that uploads pass.
     """
 
     load: Load
@@ -58,6 +59,7 @@ class Scenario:
     plain: ModelFacts
     build_plain: Callable[[], nn.Module]
     example: Any
+    upload: Sequence[UploadStep] = ()
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,9 @@ def cost_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable
         flops = costs.client_flops(work, facts, load)
         rows.append([
             candidate.name, facts.parameters, traffic.models_down, traffic.vectors_down, traffic.models_up,
-            traffic.vectors_up, *costs.bytes_per_client(traffic, facts), costs.overhead(traffic), flops / 1e9,
-            candidate.server_flops / 1e9, *(candidate.usual[name] for name in timed), 100 * (flops / plain - 1),
-            extra_work(work, candidate.head if facts != scenario.plain else "none"),
+            traffic.vectors_up, *costs.bytes_per_client(traffic, facts, scenario.upload), costs.overhead(traffic),
+            flops / 1e9, candidate.server_flops / 1e9, *(candidate.usual[name] for name in timed),
+            100 * (flops / plain - 1), extra_work(work, candidate.head if facts != scenario.plain else "none"),
         ])  # fmt: skip
     notes = [
         f"Per round and client, the mean one: {load_text(load)}. The server's own FLOPs: per round of "

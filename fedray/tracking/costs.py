@@ -3,7 +3,7 @@ counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from fedray.algorithms import Algorithm, Cohort, ServerState, Traffic, Work
 from fedray.core.batches import steps_of
 from fedray.core.local_training import LocalTraining
+from fedray.core.upload import BYTES_PER_NUMBER, UploadStep
 from fedray.models.inspection import ModelFacts
 from fedray.system.clock import PhaseCost
-
-BYTES_PER_NUMBER = 4
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,21 @@ def overhead(traffic: Traffic) -> float:
     return (down + up) / 2
 
 
-def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
+def bytes_per_client(traffic: Traffic, facts: ModelFacts, upload: Sequence[UploadStep] = ()) -> tuple[int, int]:
     """Returns two numbers of bytes: how many one client receives in a round, and how many it sends.
 
     ``traffic`` says how many models and vectors go in each direction, and ``facts`` has the numbers of the model's
     parameters and buffers. A model is sent with its parameters and buffers. A vector, such as a gradient, has only as
-    many numbers as the model has parameters. Each number takes 4 bytes.
+    many numbers as the model has parameters. Each number takes 4 bytes, unless the steps of ``upload`` say otherwise of
+    the parameters that clients send.
     """
-    vector = BYTES_PER_NUMBER * (facts.parameters - facts.private_parameters)
-    model = vector + BYTES_PER_NUMBER * (facts.buffers - facts.private_buffers)
-    down = traffic.models_down * model + traffic.vectors_down * vector
-    up = traffic.models_up * model + traffic.vectors_up * vector
+    numbers = facts.parameters - facts.private_parameters
+    vector, buffers = BYTES_PER_NUMBER * numbers, BYTES_PER_NUMBER * (facts.buffers - facts.private_buffers)
+    sent: float = vector
+    for step in upload:
+        sent = step.wire_bytes(numbers, sent) if isinstance(step, UploadStep) else sent
+    down = traffic.models_down * (vector + buffers) + traffic.vectors_down * vector
+    up = traffic.models_up * (sent + buffers) + traffic.vectors_up * sent
     return round(down), round(up)
 
 
@@ -101,11 +104,15 @@ def client_flops(work: Work, facts: ModelFacts, load: Load, passes: float = 3) -
 
 
 def costs_by_phase(
-    algorithm: Algorithm, facts: ModelFacts, training: LocalTraining, sizes: NDArray[np.int64]
+    algorithm: Algorithm,
+    facts: ModelFacts,
+    training: LocalTraining,
+    sizes: NDArray[np.int64],
+    upload: Sequence[UploadStep] = (),
 ) -> list[PhaseCost]:
     """Returns what clients receive, send and compute in each phase of a round, in the order of the phases. ``facts``
-    describe the model, ``training`` has the settings of local training, and ``sizes [N]`` are the clients' numbers of
-    samples."""
+    describe the model, ``training`` has the settings of local training, ``sizes [N]`` are the clients' numbers of
+    samples, and ``upload`` has the steps that uploads pass."""
     trains = "train" if "train" in algorithm.phases else algorithm.phases[0]
     traffic_in = algorithm.traffic_in or {trains: algorithm.traffic}
     work_in = algorithm.work_in or {trains: algorithm.work}
@@ -115,7 +122,7 @@ def costs_by_phase(
     for phase in algorithm.phases:
         work, passes = work_in.get(phase), 3 if phase == trains else 0
         flops = np.array([client_flops(work, facts, load, passes) if work else 0.0 for load in loads])
-        down, up = bytes_per_client(traffic_in[phase], facts) if phase in traffic_in else (0, 0)
+        down, up = bytes_per_client(traffic_in[phase], facts, upload) if phase in traffic_in else (0, 0)
         found.append(PhaseCost(phase, down, up, flops[places]))
     return found
 

@@ -89,7 +89,7 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
         len(data.public), len(data.y_test),
     )  # fmt: skip
     seen = costs.mean_load(sizes, experiment.training).seen * experiment.cohort_size
-    each = sum(costs.bytes_per_client(experiment.algorithm.traffic, experiment.facts))
+    each = sum(costs.bytes_per_client(experiment.algorithm.traffic, experiment.facts, experiment.upload))
     return RoundCost(
         costs.flops_of_round(experiment.algorithm, server, experiment.facts, seen), each * experiment.cohort_size
     )

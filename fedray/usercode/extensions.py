@@ -11,7 +11,8 @@ from fedray.usercode.importing import FORMS, as_user_error, check_user_object, i
 
 Entry: TypeAlias = str | dict[str, Any]
 """How a config names an object: by a name alone, or by a mapping with the key ``name`` and options for the class of
-that name, such as ``{name: file.py:Name, option: 1}``."""
+that name, such as ``{name: file.py:Name, option: 1}``. For an object that comes with fedray also by a mapping with its
+name as the only key, and its first option or all of them: ``{clip: 1.0}``, ``{topk: {k: 0.1, error_feedback: no}}``."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -29,7 +30,7 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> s
         UserError: There is no name, or the name is neither in ``known`` nor of the form of a user-defined object
             (``file.py:Name`` or ``module:Name``), or the object's file can't be read.
     """
-    name = entry if isinstance(entry, str) else entry.get("name")
+    name, _, _ = _parts(entry, known)
     if not isinstance(name, str):
         raise UserError(f"{key}: {entry} must have the key name, as in {{name: file.py:Name, option: 1}}")
     if is_user_defined(name):
@@ -68,10 +69,21 @@ def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
     """
     name = check_entry(entry, key, known)
     found = find(name, key, known)
-    options = {} if isinstance(entry, str) else {option: value for option, value in entry.items() if option != "name"}
+    _, first, options = _parts(entry, known)
     if not isinstance(found, type):
-        if options:
-            raise UserError(f"{key}={name}: only a class takes options, such as {next(iter(options))}")
+        if options or first:
+            raise UserError(f"{key}={name}: only a class takes options, such as {next(iter(options or first))}")
         return found
     with as_user_error(f"{key}={name} can't be made"):
-        return found(**options)
+        return found(*first, **options)
+
+
+def _parts(entry: Entry, known: Mapping[str, Any]) -> tuple[Any, list[Any], Mapping[str, Any]]:
+    """Returns the name in an entry, and what the class of that name gets, by position and by name. The name is None if
+    there is none."""
+    if isinstance(entry, str):
+        return entry, [], {}
+    if "name" not in entry and len(entry) == 1 and (name := next(iter(entry))) in known:
+        (value,) = entry.values()
+        return (name, [], value) if isinstance(value, Mapping) else (name, [] if value is None else [value], {})
+    return entry.get("name"), [], {option: value for option, value in entry.items() if option != "name"}

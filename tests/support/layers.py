@@ -7,7 +7,7 @@ LAYERS = [
     ("usercode",),
     ("config", "core"),
     ("data", "gradients", "system"),
-    ("client", "models"),
+    ("client", "models", "uploads"),
     ("algorithms",),
     ("tracking",),
     ("experiment", "results"),

@@ -1,0 +1,181 @@
+"""The steps of uploads that come with fedray: each rule against numpy, what is sent and kept, and bytes on the wire."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_runs import run
+
+from fedray import UserError
+from fedray.core.upload import UploadRows
+from fedray.testing import UploadContract
+from fedray.testing.contracts import assert_same
+from fedray.uploads import STEPS
+from fedray.usercode.extensions import make
+
+D = 40
+U = np.random.default_rng(8).normal(size=(3, D)).astype(np.float32)
+KEPT = np.random.default_rng(9).normal(size=(3, D)).astype(np.float32)
+ENTRIES = {
+    "clip": {"clip": 0.5}, "topk": {"topk": 0.1}, "topk_forgets": {"topk": {"k": 7, "error_feedback": False}},
+    "randk": {"randk": 5}, "qsgd": {"qsgd": 4}, "quantize": {"quantize": 3}, "sign": "sign",
+}  # fmt: skip
+for name, entry in ENTRIES.items():
+    globals()[f"Test{name}"] = type(f"Test{name}", (UploadContract,), {"step": entry})
+
+
+def applied(entry, rows=U, kept=None, round=1, clients=(3, 1, 8)):
+    step = make(entry, "train.upload", STEPS)
+    kept = torch.from_numpy(kept.copy()) if kept is not None and step.keeps else None
+    upload = UploadRows("y", "train", round, clients, 5, 0, kept)
+    sent = step(torch.from_numpy(rows.copy()), upload)
+    return sent.double().numpy(), None if upload.kept is None else upload.kept.double().numpy()
+
+
+def test_clip():
+    rows = U * np.array([[10.0], [1.0], [0.01]], np.float32)
+    expected = [u * min(1, 2.5 / np.linalg.norm(u)) for u in rows.astype(np.float64)]
+    np.testing.assert_allclose(applied({"clip": 2.5}, rows)[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "count"), [(1, 1), (7, 7), (D, D), (10 * D, D), (0.1, 4), (0.11, 5), (0.999, D)])
+def test_topk(k, count):
+    sent, kept = applied({"topk": k}, kept=KEPT)
+    whole = U.astype(np.float64) + KEPT
+    for row, out in zip(whole, sent, strict=True):
+        largest = np.argsort(-abs(row), kind="stable")[:count]
+        np.testing.assert_allclose(out[largest], row[largest], rtol=1e-6)
+        assert (np.delete(out, largest) == 0).all()
+    # in float32, in which they are sent and kept
+    assert (sent + kept == (U + KEPT).astype(np.float64)).all()
+
+
+def test_topk_of_equal_numbers_takes_the_first():
+    rows = np.array([[1, -1, 0, 1, 2, -1]], np.float32)
+    sent, _ = applied({"topk": {"k": 3, "error_feedback": False}}, rows, clients=[0])
+    assert sent.tolist() == [[1, -1, 0, 0, 2, 0]]
+
+
+def test_sign():
+    sent, kept = applied("sign", kept=KEPT)
+    whole = U.astype(np.float64) + KEPT
+    expected = np.where(whole < 0, -1, 1) * abs(whole).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(sent, expected, rtol=1e-5)
+    np.testing.assert_allclose(kept, whole - expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["topk", "sign"])
+def test_what_is_sent_and_kept_adds_up_to_the_updates(name):
+    kept, sent = np.zeros_like(U), np.zeros((3, D))
+    updates = np.random.default_rng(3).normal(size=(30, 3, D)).astype(np.float32)
+    for rows in updates:
+        of_round, kept = applied(ENTRIES[name], rows, kept)
+        sent += of_round
+        kept = kept.astype(np.float32)
+    np.testing.assert_allclose(sent + kept, updates.astype(np.float64).sum(axis=0), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"randk": 5}, {"randk": 0.5}, {"qsgd": 1}, {"qsgd": 4}, {"quantize": 1}, {"quantize": 3}]
+)
+def test_draws_have_the_mean_of_what_is_sent(entry):
+    found = np.array([applied(entry, round=round)[0] for round in range(4000)])
+    error = found.std(axis=0) / math.sqrt(len(found))
+    # numbers that are seldom sent have not shown yet how far they are spread
+    assert (abs(found.mean(axis=0) - U) <= 5 * error + 0.01).all()
+    assert error.max() > 0
+
+
+def test_randk_sends_so_many():
+    sent, _ = applied({"randk": 5})
+    assert [(row != 0).sum() for row in sent] == [5, 5, 5]
+    chosen = sent != 0
+    np.testing.assert_allclose(sent[chosen], (U * (D / 5))[chosen], rtol=1e-6)
+
+
+@pytest.mark.parametrize("levels", [1, 4])
+def test_qsgd_sends_levels(levels):
+    sent, _ = applied({"qsgd": levels})
+    steps = abs(sent) / np.linalg.norm(U.astype(np.float64), axis=1, keepdims=True) * levels
+    np.testing.assert_allclose(steps, steps.round(), atol=1e-5)
+    assert (abs(steps.round() - abs(U) / np.linalg.norm(U, axis=1, keepdims=True) * levels) <= 1 + 1e-5).all()
+    assert (np.sign(sent) * np.sign(U) >= 0).all()
+
+
+@pytest.mark.parametrize("bits", [1, 3, 16])
+def test_quantize_sends_points_of_a_grid(bits):
+    sent, _ = applied({"quantize": bits})
+    least, greatest = U.min(axis=1, keepdims=True), U.max(axis=1, keepdims=True)
+    steps = (sent - least) / (greatest - least) * (2**bits - 1)
+    np.testing.assert_allclose(steps, steps.round(), atol=2e-5 * 2**bits)
+    assert (abs(sent - U) <= (greatest - least) / (2**bits - 1) * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("entry", [{"qsgd": 4}, {"quantize": 3}, {"clip": 1.0}, {"topk": 3}, {"randk": 3}, "sign"])
+def test_nothing_but_zeros_stays_so(entry):
+    assert (applied(entry, np.zeros((1, D), np.float32), clients=[0])[0] == 0).all()
+
+
+def test_noise(tmp_path):
+    """Of the width that the clip before it says, other for each client and round, and the same bits anywhere."""
+    from fedray.uploads.clip import Clip
+    from fedray.uploads.noise import Noise
+
+    step = Noise(0.5)
+    step.follows([Clip(9.0), Clip(4.0)])
+    zeros = torch.zeros(2, 100_000)
+    sent = step(zeros.clone(), UploadRows("y", "train", 1, [0, 1], 0, 0))
+    assert sent.std(dim=1).tolist() == pytest.approx([2.0, 2.0], rel=0.02)
+    assert abs(float((sent[0] * sent[1]).mean())) < 0.1
+    upload = [{"clip": 1.0}, {"noise": 0.01}]
+    whole = run(tmp_path / "whole", train__upload=upload)
+    assert_same(whole, run(tmp_path / "chunks", train__upload=upload, engine__chunk=1))
+    assert whole.summary["model_sha256"] != run(tmp_path / "clip", train__upload=upload[:1]).summary["model_sha256"]
+
+
+def test_all_of_an_upload_is_no_step_at_all(tmp_path):
+    plain = run(tmp_path / "plain")
+    made = run(tmp_path / "all", train__upload=[{"topk": 10**9}, {"clip": 1e9}])
+    assert made.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-4)
+    assert made.metrics.bytes_up.tolist() > plain.metrics.bytes_up.tolist()
+
+
+BYTES = {
+    "clip": lambda d: 4 * d, "topk": lambda d: math.ceil(0.1 * d) * (4 + math.ceil(math.log2(d) / 8)),
+    "topk_forgets": lambda d: 7 * (4 + math.ceil(math.log2(d) / 8)), "randk": lambda d: 5 * 4 + 8,
+    "qsgd": lambda d: d * 4 / 8 + 4, "quantize": lambda d: d * 3 / 8 + 8, "sign": lambda d: d / 8 + 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes(name, tmp_path):
+    made = run(tmp_path, train__upload=[ENTRIES[name]])
+    d = sum(p.numel() for p in made.model().parameters())
+    assert made.metrics.bytes_up[0] == made.metrics.cohort_size[0] * round(BYTES[name](d))
+    assert made.metrics.bytes_down[0] == made.metrics.cohort_size[0] * 4 * d
+
+
+def test_noise_after_compression_is_sent_whole(tmp_path):
+    made = run(tmp_path, train__upload=[{"clip": 1.0}, {"topk": 3}, {"noise": 0.1}])
+    assert made.metrics.bytes_up.tolist() == made.metrics.bytes_down.tolist()
+
+
+@pytest.mark.parametrize(
+    ("upload", "message"),
+    [
+        ([{"clip": 0}], r"train\.upload=clip can't be made: .*norm must be above 0, not 0"),
+        ([{"topk": 2.5}], "k must be a whole number, or a fraction between 0 and 1"),
+        ([{"qsgd": 0}], "levels must be a whole number"),
+        ([{"quantize": 17}], "bits must be a whole number from 1 to 16"),
+        ([{"noise": 1.0}, {"clip": 1.0}], "put a clip before it"),
+        (["clip"], r"train\.upload=clip can't be made"),
+        (["clp"], r"train\.upload: there is no 'clp' \(did you mean 'clip'\?\)"),
+        ([{"topk": {"k": 3, "feedback": True}}], "feedback"),
+    ],
+)
+def test_bad_steps(upload, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, train__upload=upload)
