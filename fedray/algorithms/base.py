@@ -129,6 +129,9 @@ class Algorithm:
     allows_private: ClassVar[bool] = False
     """Whether the rule is right if some layers are private (``model.private``): clients use no vectors of the server,
     in which these layers are missing. A subclass has to say it again."""
+    allows_aggregation: ClassVar[bool] = False
+    """Whether :meth:`server_update` is also right if something else takes the place of the means of uploads
+    (``train.aggregation``). A subclass has to say it again."""
     asynchronous: ClassVar[bool] = False
     """Whether :meth:`server_update` is also right for uploads of clients that began with different models, of which it
     gets the mean as a difference from the server's model of now (``system.mode=buffered``). A subclass does not inherit

@@ -29,6 +29,7 @@ class FedAvg(Algorithm):
     """
 
     asynchronous = True
+    allows_aggregation = True
     allows_private = True
     paper = "McMahan et al., AISTATS 2017"
     any_optimizer = True

@@ -23,6 +23,7 @@ class FedAvgM(FedAvg):
     """
 
     asynchronous = True
+    allows_aggregation = True
     allows_private = True
     paper = "Hsu et al. 2019, arXiv 1909.06335"
 

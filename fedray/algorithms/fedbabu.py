@@ -23,6 +23,7 @@ class FedBABU(FedAvg):
     """
 
     asynchronous = True
+    allows_aggregation = True
     allows_private = True
     paper = "Oh et al., ICLR 2022"
 

@@ -28,6 +28,7 @@ class FedAdagrad(FedAvg):
 
     allows_private = True
     asynchronous = True
+    allows_aggregation = True
     paper = "Reddi et al., ICLR 2021"
 
     class Hyper(base.Hyper):
@@ -76,6 +77,7 @@ class FedAdam(FedAdagrad):
 
     allows_private = True
     asynchronous = True
+    allows_aggregation = True
 
     class Hyper(FedAdagrad.Hyper):
         beta1: float = base.parameter(0.9, "decay of the first moment (beta_1)", ge=0, lt=1)
@@ -97,6 +99,7 @@ class FedYogi(FedAdam):
 
     allows_private = True
     asynchronous = True
+    allows_aggregation = True
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
         beta2: float = self.hyper.beta2

@@ -27,6 +27,7 @@ class FedProx(FedAvg):
     """
 
     asynchronous = True
+    allows_aggregation = True
     allows_private = True
     paper = "Li et al., MLSys 2020"
     work = Work(per_step=2)

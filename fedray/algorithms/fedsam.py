@@ -26,6 +26,7 @@ class FedSAM(FedAvg):
     """
 
     asynchronous = True
+    allows_aggregation = True
     allows_private = True
     paper = "Qu et al., ICML 2022"
     work = Work(forwards=1, backwards=1, per_step=5)

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from fedray.core.vectors import Vector
 
-Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
+Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by", "gather"]
+
+MEANS = ("weighted_mean", "uniform_mean")
+"""The kinds of uploads that a robust rule (``train.aggregation``) puts together in another way."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,8 @@ class Upload:
     """What the clients of a stack (clients that are trained together) send to the server under one name: a model or a
     vector v_i from each client.
 
-    The server gets only a weighted sum over the cohort, ``sums[name]``. Do not call the class itself, but one of its
+    The server gets only a weighted sum over the cohort, ``sums[name]``, unless it asks for all (:meth:`gather`).
+    Vectors may have any shape. Do not call the class itself, but one of its
     methods, which differ in the weights::
 
         Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
@@ -54,6 +58,13 @@ class Upload:
         """Makes an upload of the clients' models or vectors v_i, ``value [C, ...]``, of which the server gets the sum
         sum_i v_i over the cohort."""
         return cls(value, "sum")
+
+    @classmethod
+    def gather(cls, value: Vector) -> Upload:
+        """Makes an upload of the clients' models or vectors v_i, ``value [C, ...]``, of which the server gets all, in
+        the order of ``server.cohort.ids``: models or vectors with m rows, ``[m, ...]``, where m is the size of the
+        cohort. The server needs memory for all of them."""
+        return cls(value, "gather")
 
     @classmethod
     def mean_by(cls, scale: Tensor, value: Vector) -> Upload:

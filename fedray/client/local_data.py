@@ -102,6 +102,8 @@ class LocalData:
         size = chosen.shape[2]
         blocks = self._blocks(chosen)
         for start, raw, labels in prefetched(blocks) if self.samples.slow else blocks:
+            if self.training.relabel is not None:
+                labels = self.training.relabel(labels, self.ids)
             of_block = counts[start : start + len(labels)]
             # batches are converted together only if each is aligned in memory, because alignment can change rounding
             full = all(min(of_step) == size for of_step in of_block)

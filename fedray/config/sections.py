@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from fedray.config.data import DataConfig
 from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
+from fedray.config.robust import AggregationConfig, AttackConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Natural, Positive, Real, Section, Whole, in_message
 from fedray.config.system import SystemConfig
@@ -255,6 +256,9 @@ class TrainConfig(Section):
     )
     sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
+    aggregation: AggregationConfig = Field(
+        AggregationConfig(), description="what takes the place of the mean of uploads, as in {kind: krum, f: 2}"
+    )
     upload: list[Entry] = Field(
         [],
         description="steps that uploads pass before they are summed, as in [{clip: 1}, {topk: 0.01}, {noise: 1}]; also "
@@ -303,6 +307,7 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     system: SystemConfig = Field(default_factory=SystemConfig)
+    attack: AttackConfig = Field(default_factory=AttackConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     for_algorithm: dict[str, dict[str, Any]] = Field(
         {}, exclude=True, description="what is said for single algorithms: keys by name, used for that of the run"

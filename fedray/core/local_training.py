@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from fedray.core.augmentation import Augmentation
 
@@ -20,6 +23,8 @@ class LocalTraining:
     norm of a gradient (0: not clipped). Weight decay leaves out normalisation layers and biases unless
     ``decay_norms_and_biases`` is set. ``augment`` holds the functions that change the inputs of mini-batches at random
     (:data:`~fedray.core.augmentation.Augmentation`). They are called one after another, in this order.
+    ``relabel(labels, clients)`` returns the labels ``[..., C, b]`` on which ``clients`` train in place of theirs, if it
+    is not None.
     """
 
     seed: int
@@ -37,3 +42,4 @@ class LocalTraining:
     beta2: float = 0.999
     epsilon: float = 1e-8
     augment: tuple[Augmentation, ...] = ()
+    relabel: Callable[[Tensor, Sequence[int]], Tensor] | None = None

@@ -60,6 +60,8 @@ class Purpose(IntEnum):
     """Whether a client answers in a round (``system.dropout``)."""
     FURTHER = 18
     """The mini-batches of local steps that an algorithm makes besides those of local training."""
+    ATTACK = 19
+    """Which clients are Byzantine, and the noise that they send (``attack``)."""
 
 
 class _Unseeded(ISeedSequence):

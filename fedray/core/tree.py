@@ -92,6 +92,49 @@ class TreeSum:
         return value
 
 
+class Rows:
+    """The vectors of a cohort's clients one by one, where they are not added up: it takes them as :class:`TreeSum`
+    does, but leaves every node by itself. They are float32, by which :func:`tree_for` knows them.
+
+    Args:
+        members: the number of clients in the cohort.
+    """
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.nodes: dict[Node, Tensor] = {}
+
+    def add(self, node: Node, value: Tensor, read_only: bool = False) -> None:
+        """Adds the vector of the client at the position p of the cohort, as the node ``(0, p)``."""
+        self.nodes[node] = value
+
+    def total(self) -> Tensor:
+        """Returns the vectors of all m clients of the cohort in the order of their positions, ``[m, ...]``."""
+        first = self.nodes[0, 0]
+        return torch.stack([self.nodes[0, position].to(first.device) for position in range(self.members)])
+
+
+def tree_for(value: Tensor, members: int) -> TreeSum | Rows:
+    """Returns what collects values such as ``value`` over a cohort of ``members`` clients: a sum of float64 values, or
+    the clients' float32 rows one by one."""
+    return TreeSum(members) if value.dtype == torch.float64 else Rows(members)
+
+
+class LeafRows:
+    """Collects clients' rows one by one, with the methods of :class:`LeafSum`. The rows are then in ``tree``."""
+
+    def __init__(self, tree: Rows) -> None:
+        self.tree = tree
+
+    def add(self, start: int, rows: Tensor, weights: Tensor) -> None:
+        """Adds the ``rows [C, ...]`` of the C clients at the positions ``start`` to start + C - 1 of the cohort."""
+        for place, row in enumerate(rows):
+            self.tree.add((0, start + place), row)
+
+    def finish(self) -> None:
+        """Does nothing."""
+
+
 class LeafSum:
     """Computes a weighted sum of clients' float32 rows, such as their models, in double precision. :meth:`add` is
     called for each stack (clients that are trained together), and :meth:`finish` after the last one. The sum is then in

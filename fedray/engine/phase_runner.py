@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms.base import Result, Upload
+from fedray.algorithms.messages import MEANS
 from fedray.client.phase import ClientPhase, Stack
 from fedray.core.sending import column
-from fedray.core.tree import LeafSum, TreeSum
+from fedray.core.tree import LeafRows, LeafSum, Rows, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import MOMENTUM, PRIVATE, Clients
 from fedray.engine.determinism import is_refused
@@ -59,6 +60,7 @@ class PhaseRunner:
         # numbers are read after all stacks are launched, because reading one waits for the GPU
         self._later: deque[Callable[[], None]] = deque()
         self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
+        self._robust = clients.experiment.robust is not None
         self._keeps_momentum = clients.experiment.training.momentum_reset == "never"
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
@@ -71,7 +73,7 @@ class PhaseRunner:
         """
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         self._later.clear()
-        leaves: dict[str, LeafSum] = {}
+        leaves: dict[str, LeafSum | LeafRows] = {}
         merged = PhaseResult({}, {}, {})
         stacks = self._stacks(task)
         coming = [_kept_by(task, rows) for _, rows in stacks[1:]]
@@ -87,7 +89,7 @@ class PhaseRunner:
         return merged
 
     def _together(
-        self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
+        self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum | LeafRows], merged: PhaseResult
     ) -> None:
         """Runs :meth:`_stack`. If the stack's clients can't be trained side by side, it runs them again in
         smaller stacks."""
@@ -105,7 +107,7 @@ class PhaseRunner:
         return rows.stop - rows.start > 1 and not self.clients.experiment.vectorize
 
     def _stack(
-        self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
+        self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum | LeafRows], merged: PhaseResult
     ) -> None:
         """Runs a phase for one stack, and adds the uploads to ``leaves`` and all other results to ``merged``. The
         stack's first client is at ``position`` in the cohort, and its clients are the entries ``rows`` of the
@@ -150,7 +152,9 @@ class PhaseRunner:
             is_model = isinstance(upload.value, Model)
             counts = self.clients.network.layout.whole_numbers if is_model else ()
             value = upload.value.row if isinstance(upload.value, Model) else upload.value
-            leaf = leaves.setdefault(name, LeafSum(TreeSum(task.members), counts))
+            gathers = upload.weights == "gather" or (self._robust and upload.weights in MEANS)
+            empty = LeafRows(Rows(task.members)) if gathers else LeafSum(TreeSum(task.members), counts)
+            leaf = leaves.setdefault(name, empty)
             leaf.add(position, value, self._weights(upload, client, task.members))
             whole = merged.sums.setdefault(name, PartialSum({}, upload.weights, is_model))
             if upload.scale is not None:
@@ -184,7 +188,7 @@ class PhaseRunner:
             return column(client.stack.weights, self.clients.device, torch.float64)
         if upload.weights == "uniform_mean":
             return torch.full((client.size, 1), 1 / members, dtype=torch.float64, device=self.clients.device)
-        if upload.weights == "sum":
+        if upload.weights in ("sum", "gather"):
             return torch.ones(client.size, 1, dtype=torch.float64, device=self.clients.device)
         assert upload.scale is not None
         return upload.scale.double()

@@ -24,6 +24,7 @@ from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
+from fedray.engine.robust import robust_sums
 from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
@@ -152,7 +153,8 @@ def _train(
         for task, found in queue.run(tasks, sticky=len(sent) > 1):
             sums.add(task, found)
             queue.pool.drop(result.add(task, found))
-        algorithm.server_update(server, phase, state.with_private(sums.totals()), sums.scalars)
+        totals = robust_sums(sums.totals(), sums.means, experiment.robust, state)
+        algorithm.server_update(server, phase, state.with_private(totals), sums.scalars)
 
     result.samples = cutter.samples
     cutter.learn(result.worker_seconds, result.samples)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import Algorithm
-from fedray.core.tree import TreeSum
+from fedray.algorithms.messages import MEANS
+from fedray.core.tree import Rows, TreeSum, tree_for
 from fedray.core.vectors import Layout, Model, Vector
 from fedray.engine.memory import available
 from fedray.engine.output_check import Forms, check_same_forms
@@ -42,9 +43,10 @@ class CohortSums:
         self.members, self.layout, self.device = members, layout, device
         self._forms: Forms | None = None
         self.scalars: dict[str, list[float]] = {}
-        self._trees: dict[str, TreeSum] = {}
+        self._trees: dict[str, TreeSum | Rows] = {}
         self._scales: dict[str, list[float]] = {}
         self._models: set[str] = set()
+        self.means: set[str] = set()
 
     def add(self, task: PhaseTask, found: PhaseResult) -> None:
         """Adds the result ``found`` of ``task`` to the sums.
@@ -55,14 +57,16 @@ class CohortSums:
         check_same_forms(found.forms, self._forms, self.algorithm, self.phase)
         self._forms = found.forms
         for name, partial in found.sums.items():
-            tree = self._trees.setdefault(name, TreeSum(self.members))
             for node, value in partial.nodes.items():
                 if isinstance(value, Tensor):
-                    tree.add(node, _where_it_fits(value))
+                    self._trees.setdefault(name, tree_for(value, self.members)).add(node, _where_it_fits(value))
                     continue
                 # results from other processes lie read-only in shared memory
-                is_copy = self.device.type != "cpu"
-                tree.add(node, tensor_over(value).to(self.device), read_only=not (value.flags.writeable or is_copy))
+                there, is_copy = tensor_over(value).to(self.device), self.device.type != "cpu"
+                tree = self._trees.setdefault(name, tree_for(there, self.members))
+                tree.add(node, there, read_only=not (value.flags.writeable or is_copy))
+            if partial.weights in MEANS and isinstance(self._trees[name], Rows):
+                self.means.add(name)
             if partial.is_model:
                 self._models.add(name)
             if partial.scale is not None:
@@ -77,7 +81,8 @@ class CohortSums:
 
     def totals(self) -> dict[str, Vector]:
         """Returns the weighted sums of the clients' uploads, by the upload's name: models and vectors, float32, on the
-        server's device. Before that, :meth:`add` must have been called for the results of all tasks."""
+        server's device. An upload that is gathered has a row for each client instead, ``[m, ...]``. Before that,
+        :meth:`add` must have been called for the results of all tasks."""
         return {name: self._there(self._total(name, tree.total())) for name, tree in self._trees.items()}
 
     def _there(self, value: Vector) -> Vector:
@@ -88,6 +93,8 @@ class CohortSums:
 
     def _total(self, name: str, total: Tensor) -> Vector:
         is_model = name in self._models
+        if isinstance(self._trees[name], Rows):
+            return self.layout.model(total) if is_model else total
         if name in self._scales:
             # the divisor is put on the device, because a GPU would multiply by the inverse of a Python number
             scaled = total / torch.tensor(math.fsum(self._scales[name]), dtype=total.dtype, device=total.device)

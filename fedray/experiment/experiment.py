@@ -16,6 +16,7 @@ from fedray.core.schedule import Schedule
 from fedray.core.task import Task
 from fedray.core.upload import UploadStep
 from fedray.experiment.making import ModelMaker
+from fedray.experiment.robust import Robust
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {
@@ -48,7 +49,8 @@ class Experiment:
     everything besides the configuration on which the result depends, such as the data and the user's code
     (:mod:`fedray.experiment.inputs`). ``asked`` maps dotted keys to the values that the user set, and ``defaults`` maps
     keys that the user left null to the values that null stands for. ``upload`` has the steps that are applied to
-    clients' uploads (``train.upload``), such as clipping.
+    clients' uploads (``train.upload``), such as clipping. ``robust`` is what takes the place of the mean of uploads, if
+    anything does.
     """
 
     config: Config
@@ -71,6 +73,7 @@ class Experiment:
     asked: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     upload: tuple[UploadStep, ...] = ()
+    robust: Robust | None = None
 
     @property
     def private(self) -> tuple[str, ...]:

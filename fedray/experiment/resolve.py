@@ -8,6 +8,7 @@ resolved configuration, and lines for the user. Each key is decided by one stage
 from __future__ import annotations
 
 from collections import ChainMap
+from dataclasses import replace
 
 from fedray.config import Config, dump_yaml, flat
 from fedray.core.torch_state import neutral
@@ -25,6 +26,7 @@ from fedray.experiment.inputs import inputs_of
 from fedray.experiment.model import ModelStage, model_stage
 from fedray.experiment.named import named_uploads, with_named
 from fedray.experiment.placement import Surroundings
+from fedray.experiment.robust import Robust, robust_of
 from fedray.experiment.stage import with_settings
 from fedray.experiment.system import SystemStage, system_stage
 from fedray.experiment.training import TrainingStage, training_stage
@@ -69,7 +71,11 @@ def resolve(
     model = model_stage(config, named, head, data.data, training)
     system = system_stage(config, data.data, training, model, upload)
     execution = execution_stage(config, around, data, training, model)
-    return _experiment(config, named, upload, data, training, model, system, execution), data.data
+    robust = robust_of(
+        config, algorithm, data.data, training.cohort_size, model.facts.parameters + model.facts.buffers,
+        model.task.kind == "classification",
+    )  # fmt: skip
+    return _experiment(config, named, upload, data, training, model, system, execution, robust), data.data
 
 
 @neutral()
@@ -99,6 +105,7 @@ def _experiment(
     model: ModelStage,
     system: SystemStage,
     execution: ExecutionStage,
+    robust: Robust | None,
 ) -> Experiment:
     """Puts together the experiment from the answers of the stages."""
     stages = (data, training, model, system, execution)
@@ -111,7 +118,7 @@ def _experiment(
         module=execution.make,
         task=model.task,
         facts=model.facts,
-        training=training.local,
+        training=replace(training.local, relabel=robust.relabel) if robust else training.local,
         rounds=training.rounds,
         cohort_size=training.cohort_size,
         clients_drawn=system.draws,
@@ -121,9 +128,10 @@ def _experiment(
         chunk=execution.chunk,
         compile=execution.compile,
         replay=execution.replay,
-        notes=tuple(note for stage in stages for note in stage.notes),
+        notes=(*(note for stage in stages for note in stage.notes), *(robust.notes if robust else ())),
         inputs=inputs_of(custom, upload, data, training, model, execution.make()) | system.digests,
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},
         upload=upload,
+        robust=robust,
     )

@@ -141,6 +141,7 @@ def _local_training(config: Config, transform: SeededTransform | None) -> LocalT
         optimizer=train.optimizer,
         **train.adam,
         augment=(*augment, *([] if transform is None else [transform])),
+        relabel=None,
     )
 
 

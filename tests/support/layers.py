@@ -7,7 +7,7 @@ LAYERS = [
     ("usercode",),
     ("config", "core"),
     ("data", "gradients", "system"),
-    ("client", "models", "uploads"),
+    ("client", "models", "uploads", "robust"),
     ("algorithms",),
     ("tracking",),
     ("experiment", "results"),

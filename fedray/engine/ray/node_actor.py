@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from fedray.core.tree import TreeSum
+from fedray.core.tree import Rows, TreeSum, tree_for
 from fedray.engine.ray.client_actor import ASKED, Sums
 from fedray.engine.state.packing import tensor_over
 from fedray.engine.state.states import ENDING_SECONDS, State, StateFile, StateFolder
@@ -60,11 +60,11 @@ def added_up(members: int, parts: Iterable[Sums]) -> Sums:
     ``parts`` is about some of these clients, and maps the name of an upload to a dict. Its keys are nodes ``(level,
     index)`` of the summation tree, a fixed binary tree over the cohort; its values are float64 arrays, each the sum
     over the clients below the node. The total has the same form. Where it would have both children of a node, it has
-    the node itself instead, with their sum."""
-    trees: dict[str, TreeSum] = {}
+    the node itself instead, with their sum. Uploads that the server gets one by one, float32, are only put together."""
+    trees: dict[str, TreeSum | Rows] = {}
     for sums in parts:
         for name, nodes in sums.items():
-            tree = trees.setdefault(name, TreeSum(members))
-            for node, value in nodes.items():
-                tree.add(node, tensor_over(value), read_only=True)
+            for node, array in nodes.items():
+                value = tensor_over(array)
+                trees.setdefault(name, tree_for(value, members)).add(node, value, read_only=True)
     return {name: {node: value.numpy() for node, value in tree.nodes.items()} for name, tree in trees.items()}

@@ -1,0 +1,19 @@
+"""Robust aggregation, and the attacks against which it is tried (``train.aggregation``, ``attack``)."""
+
+from __future__ import annotations
+
+from fedray.robust.rule import Rule
+from fedray.robust.rules.bulyan import Bulyan
+from fedray.robust.rules.centered_clip import CenteredClip
+from fedray.robust.rules.geometric_median import GeometricMedian
+from fedray.robust.rules.krum import Krum, MultiKrum
+from fedray.robust.rules.mean import Mean
+from fedray.robust.rules.median import Median
+from fedray.robust.rules.norm_bound import NormBound
+from fedray.robust.rules.trimmed_mean import TrimmedMean
+
+RULES: dict[str, type[Rule]] = {
+    "mean": Mean, "median": Median, "trimmed_mean": TrimmedMean, "krum": Krum, "multi_krum": MultiKrum,
+    "bulyan": Bulyan, "geometric_median": GeometricMedian, "centered_clip": CenteredClip, "norm_bound": NormBound,
+}  # fmt: skip
+"""The rules by the names of ``train.aggregation``."""

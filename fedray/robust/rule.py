@@ -1,0 +1,38 @@
+"""The base class of rules that put the uploads of a cohort together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Rule:
+    """A rule that takes the place of the mean of clients' uploads. Its options are those of ``train.aggregation``
+    besides ``kind``, and the arguments of the class.
+
+    Attributes:
+        keeps: Whether the rule needs what it returned in the round before.
+    """
+
+    keeps = False
+
+    def least(self) -> int:
+        """Returns the size of the smallest cohort for which the rule is defined."""
+        return 1
+
+    def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
+        """Returns what the server uses in place of the mean, ``[d]``.
+
+        Args:
+            rows: The uploads u_i of the m clients of the cohort, float32 ``[m, d]``: updates y_i - x of a model, or
+                vectors. They may be overwritten.
+            weights: The aggregation weights p_i, float32 ``[m]``, which sum to 1.
+            before: What the rule returned in the round before, ``[d]``, for a rule that ``keeps`` it; None in the first
+                round.
+        """
+        raise NotImplementedError
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """Returns the lengths of ``rows [m, d]``, added up in double precision, float32 ``[m]``."""
+    return torch.stack([row.double().norm() for row in rows]).float()

@@ -1,0 +1,14 @@
+"""The weighted mean, which no rule defends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedray.robust.rule import Rule
+
+
+class Mean(Rule):
+    """sum_i p_i u_i: what a run without ``train.aggregation`` computes, for attacks on it."""
+
+    def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
+        return weights @ rows

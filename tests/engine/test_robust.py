@@ -1,0 +1,258 @@
+"""Gathered uploads, robust rules and attacks: each against numpy, the same bits anywhere, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from scipy.stats import norm
+from small_runs import run
+from torch import nn
+
+from fedray import UserError
+from fedray.algorithms import Result, Upload
+from fedray.algorithms.fedavg import FedAvg
+from fedray.core.vectors import Model
+from fedray.robust import RULES
+from fedray.robust.attacks import Attack
+from fedray.testing.contracts import assert_same
+
+M, D = 11, 23
+U = np.random.default_rng(4).normal(size=(M, D)) * np.linspace(0.3, 2, M)[:, None] + np.linspace(-1, 1, D)
+P = np.linspace(1, 3, M) / np.linspace(1, 3, M).sum()
+
+
+def made(kind, rows=U, weights=P, before=None, **options):
+    tensors = [torch.tensor(each, dtype=torch.float32) for each in (rows, weights)]
+    before = None if before is None else torch.tensor(before, dtype=torch.float32)
+    return RULES[kind](**options)(tensors[0].clone(), tensors[1], before).double().numpy()
+
+
+def krum_scores(rows, f):
+    squares = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
+    return np.array([np.sort(np.delete(row, i))[: max(1, len(rows) - f - 2)].sum() for i, row in enumerate(squares)])
+
+
+def bulyan(rows, f):
+    left, chosen = list(range(len(rows))), []
+    while len(chosen) < len(rows) - 2 * f:
+        best = left[int(np.argmin(krum_scores(rows[left], f)))]
+        chosen.append(best)
+        left.remove(best)
+    rows = rows[chosen]
+    keep = len(rows) - 2 * f
+    median = np.median(rows, axis=0)
+    return np.array(
+        [sorted(column, key=lambda v, m=m: abs(v - m))[:keep] for column, m in zip(rows.T, median, strict=True)]
+    ).mean(axis=1)
+
+
+def clipped(rows, length):
+    return rows * np.minimum(1, length / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def centered(rows, tau, passes, v):
+    for _ in range(passes):
+        v = v + clipped(rows - v, tau).mean(axis=0)
+    return v
+
+
+BEFORE = np.linspace(1, 2, D)
+EXPECTED = [
+    ("mean", {}, P @ U),
+    ("median", {}, np.median(U, axis=0)),
+    ("trimmed_mean", {"b": 3}, np.sort(U, axis=0)[3:-3].mean(axis=0)),
+    ("trimmed_mean", {"b": 0}, U.mean(axis=0)),
+    ("krum", {"f": 3}, U[krum_scores(U, 3).argmin()]),
+    ("krum", {"f": 0}, U[krum_scores(U, 0).argmin()]),
+    ("multi_krum", {"f": 3}, U[np.argsort(krum_scores(U, 3))[:8]].mean(axis=0)),
+    ("multi_krum", {"f": 0}, U.mean(axis=0)),
+    ("bulyan", {"f": 2}, bulyan(U, 2)),
+    ("bulyan", {"f": 0}, U.mean(axis=0)),
+    ("norm_bound", {"norm": 3.0}, P @ clipped(U, 3.0)),
+    ("norm_bound", {"norm": 1e9}, P @ U),
+    ("centered_clip", {"tau": 2.0}, centered(U, 2.0, 1, np.zeros(D))),
+    ("centered_clip", {"tau": 1e9}, U.mean(axis=0)),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "expected"), EXPECTED, ids=lambda v: v if isinstance(v, str) else None)
+def test_rules(kind, options, expected):
+    np.testing.assert_allclose(made(kind, **options), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_median_of_an_even_number():
+    np.testing.assert_allclose(made("median", U[:10], P[:10]), np.median(U[:10], axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_centered_clip_goes_on_from_the_round_before():
+    expected = centered(U, 2.0, 3, BEFORE)
+    np.testing.assert_allclose(made("centered_clip", before=BEFORE, tau=2.0, passes=3), expected, rtol=1e-5)
+
+
+def test_geometric_median():
+    best = optimize.minimize(lambda z: P @ np.linalg.norm(U - z, axis=1), U.mean(axis=0), tol=1e-12).x
+    np.testing.assert_allclose(made("geometric_median", passes=300), best, atol=1e-4)
+    z = P @ U
+    for _ in range(2):
+        w = P / np.linalg.norm(U - z, axis=1)
+        z = w @ U / w.sum()
+    np.testing.assert_allclose(made("geometric_median", passes=2), z, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "options", "_"), EXPECTED, ids=lambda v: v if isinstance(v, str) else None)
+def test_the_order_of_clients_does_not_matter(kind, options, _):
+    order = np.random.default_rng(1).permutation(M)
+    np.testing.assert_allclose(made(kind, U[order], P[order], **options), made(kind, **options), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("median", {}), ("trimmed_mean", {"b": 3}), ("krum", {"f": 3}), ("multi_krum", {"f": 3}), ("bulyan", {"f": 2}),
+        ("geometric_median", {}), ("centered_clip", {"tau": 2.0}), ("norm_bound", {"norm": 3.0}),
+    ],
+)  # fmt: skip
+def test_two_far_away_hardly_move_it(kind, options):
+    rows = U.copy()
+    rows[[2, 7]] = 1e4
+    others = np.delete(U, [2, 7], axis=0)
+    assert np.linalg.norm(made(kind, rows, **options) - others.mean(axis=0)) < 2 * np.linalg.norm(others.std(axis=0))
+
+
+def attacked(kind, strength=None, byzantine=(20, 70)):
+    clients = [10 * i for i in range(M)]
+    attack = Attack(kind, frozenset(byzantine), strength, 5)
+    return attack.upload(torch.tensor(U, dtype=torch.float32), clients, 3, 0).double().numpy()
+
+
+def test_attacks_on_uploads():
+    honest = np.delete(U, [2, 7], axis=0)
+    z = norm.ppf((M - 2 - (math.floor(M / 2 + 1) - 2)) / (M - 2))
+    mean, deviation = honest.mean(axis=0), honest.std(axis=0)
+    cases = {
+        ("sign_flip", None): (-U[2], -U[7]), ("sign_flip", 3.0): (-3 * U[2], -3 * U[7]),
+        ("alie", None): [mean - z * deviation] * 2, ("alie", 1.5): [mean - 1.5 * deviation] * 2,
+        ("ipm", None): [-0.5 * mean] * 2, ("ipm", 2.0): [-2 * mean] * 2,
+    }  # fmt: skip
+    for (kind, strength), expected in cases.items():
+        found = attacked(kind, strength)
+        np.testing.assert_allclose(found[[2, 7]], expected, rtol=1e-5, atol=1e-6, err_msg=kind)
+        np.testing.assert_allclose(np.delete(found, [2, 7], axis=0), honest, rtol=1e-6)
+    noise = attacked("noise", 3.0)[[2, 7]]
+    assert noise.std() == pytest.approx(3.0, rel=0.3)
+    assert (attacked("noise", 3.0)[[2, 7]] == noise).all()
+    assert (attacked("alie", byzantine=[10 * i for i in range(M)]) == 0).all()
+
+
+ROBUST = [
+    {"train__aggregation": {"kind": "median"}},
+    {"train__aggregation": {"kind": "krum", "f": 1}, "attack__kind": "alie", "attack__fraction": 0.3},
+    {"train__aggregation": {"kind": "centered_clip", "tau": 1.0}, "attack__kind": "noise", "attack__fraction": 0.3},
+    {"attack__kind": "label_flip", "attack__fraction": 0.3},
+]
+
+
+@pytest.mark.parametrize("keys", ROBUST, ids=["median", "krum", "centered_clip", "label_flip"])
+def test_the_same_bits_anywhere_and_when_it_is_resumed(keys, tmp_path):
+    keys = keys | {"train__cohort_size": 5, "run__rounds": 6, "run__checkpoint_every": 1}
+    whole = run(tmp_path / "whole", **keys)
+    run(tmp_path / "parts", **keys | {"run__rounds": 3})
+    assert_same(whole, run(tmp_path / "parts", **keys))
+    assert_same(
+        whole, run(tmp_path / "chunks", engine__chunk=1, engine__kind="fedray.testing.pickling:PicklingPool", **keys)
+    )
+    assert (
+        whole.summary["model_sha256"]
+        != run(tmp_path / "plain", train__cohort_size=5, run__rounds=6).summary["model_sha256"]
+    )
+
+
+@pytest.mark.slow
+def test_on_ray(tmp_path, ray_cluster):
+    for place, keys in enumerate(ROBUST):
+        local = run(tmp_path / f"local{place}", **keys)
+        on_ray = run(tmp_path / f"ray{place}", engine__kind="ray", engine__actors=3, engine__cpus_per_actor=0.3, **keys)
+        assert local.summary["model_sha256"] == on_ray.summary["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"kind": "multi_krum", "f": 0}, {"kind": "trimmed_mean", "b": 0}, {"kind": "norm_bound", "norm": 1e9}]
+)
+def test_what_is_the_mean_is_fedavg(keys, tmp_path):
+    plain = run(tmp_path / "plain", train__weighting="uniform")
+    robust = run(tmp_path / "robust", train__weighting="uniform", train__aggregation=keys)
+    assert robust.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-4)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(12, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
+def test_running_statistics_and_counts(tmp_path):
+    keys = {"train__weighting": "uniform", "call": {"model": Normed()}, "model__name": None, "model__init": None}
+    plain = run(tmp_path / "plain", **keys)
+    robust = run(tmp_path / "robust", train__aggregation={"kind": "multi_krum", "f": 0}, **keys)
+    assert robust.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-4)
+    ours, theirs = robust.model().state_dict(), plain.model().state_dict()
+    assert ours["norm.num_batches_tracked"] == theirs["norm.num_batches_tracked"] > 0
+
+
+def test_a_rule_withstands_what_the_mean_does_not(tmp_path):
+    keys = {"attack__kind": "sign_flip", "attack__fraction": 0.2, "attack__scale": 20.0, "run__rounds": 12}
+    harmed = run(tmp_path / "harmed", **keys)
+    defended = run(tmp_path / "defended", train__aggregation={"kind": "median"}, **keys)
+    assert defended.metrics.test_loss.iloc[-1] < 0.7 * harmed.metrics.test_loss.iloc[-1]
+
+
+class Gathering(FedAvg):
+    """FedAvg whose server takes the mean itself."""
+
+    def end(self, client, carry):
+        return Result({"y": Upload.gather(carry["y"]), "n": Upload.gather(client.n)})
+
+    def server_update(self, server, phase, sums, scalars):
+        assert [int(n) for n in sums["n"][:, 0]] == list(server.cohort.sizes)
+        p = torch.tensor(server.cohort.weights)[:, None]
+        rows = sums["y"].row.double() * p
+        server.move(Model(rows.sum(dim=0).float(), sums["y"].width))
+
+
+def test_an_algorithm_may_gather(tmp_path):
+    plain = run(tmp_path / "plain")
+    own = run(tmp_path / "own", algorithm=f"{__file__}:Gathering")
+    assert own.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-5)
+    assert_same(own, run(tmp_path / "chunks", algorithm=f"{__file__}:Gathering", engine__chunk=1))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train__aggregation": {"kind": "krum"}}, "kind=krum needs f"),
+        (
+            {"train__aggregation": {"kind": "median", "f": 2}},
+            "f is not for kind=median, but for krum and multi_krum and bulyan",
+        ),
+        ({"train__aggregation": {"kind": "crum", "f": 2}}, "crum"),
+        (
+            {"train__aggregation": {"kind": "bulyan", "f": 2}, "train__cohort_size": 6},
+            "needs cohorts of at least 11 clients, and there are 6",
+        ),
+        ({"attack__kind": "alie"}, "kind=alie needs fraction"),
+        ({"attack__fraction": 0.2}, "attack.fraction needs attack.kind"),
+        ({"attack__kind": "alie", "attack__fraction": 0.2, "attack__eps": 3}, "eps is not for kind=alie, but for ipm"),
+        ({"algorithm": "scaffold", "train__aggregation": {"kind": "median"}}, "algorithm.name=scaffold does not say"),
+        ({"run__diagnostics": True, "train__aggregation": {"kind": "median"}}, "run.diagnostics compares"),
+    ],
+)
+def test_what_is_refused(keys, message, tmp_path):
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+        run(tmp_path, **keys)
