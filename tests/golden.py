@@ -162,8 +162,8 @@ def known_values() -> dict[str, Values]:
 
 
 def differences(name: str, before: Outcome | None, now: Outcome) -> Iterator[str]:
-    """A line for each value of a case that is another than before."""
-    for key in {**(before or {}), **now}:
+    """A line for each value of a case that is another than before. Columns that were not there yet are none."""
+    for key in before or now:
         old, new = (before or {}).get(key), now.get(key)
         if old != new:
             yield f"{name}: {key} {old} -> {new}"

@@ -23,8 +23,8 @@ from fedray.testing.pickling import pickling_workers
 
 SHARED = ["global_on_shares_accuracy", "cohort_with_shares", "cohort_least_share"]
 CLIENTS = [
-    "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std", "clients_with_shares",
-    "clients_least_share",
+    "clients_accuracy_mean", "clients_accuracy_weighted_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std",
+    "clients_with_shares", "clients_least_share",
 ]  # fmt: skip
 
 
@@ -215,17 +215,35 @@ def test_any_workers_give_the_same_bits(tmp_path, algorithm, vectorize):
 def test_mean_worst_tenth_and_spread_of_all_clients(tmp_path):
     keys = {"data__clients": 25, "data__least_test_samples": 12, "run__eval_clients": "all", "train__lr": 0.02}
     result, data = run(tmp_path, **keys), shares_of(tmp_path, **keys)
-    expected = np.sort([on_share(result.model(), data, i) for i in range(25)])
+    each = [on_share(result.model(), data, i) for i in range(25)]
+    expected, sizes = np.sort(each), [len(data.client_test(i)) for i in range(25)]
     metrics = result.metrics.iloc[-1]
     # three of 25 are a tenth or a little more
     found = metrics[CLIENTS].tolist()
-    np.testing.assert_allclose(found[:3], [expected.mean(), expected[:3].mean(), expected.std()])
-    assert found[3:] == [25, 12]
+    means = [expected.mean(), np.average(each, weights=sizes), expected[:3].mean(), expected.std()]
+    np.testing.assert_allclose(found[:4], means)
+    assert found[4:] == [25, 12]
     assert expected.std() > 0
     rows = last_rows(result)
     assert rows["in_eval_clients"].all()
     assert not rows["in_cohort"].any()
     assert not set(SHARED) & set(result.metrics.columns)
+
+
+def test_personal_and_fine_tuned_models_of_all_clients(tmp_path):
+    """The columns as from the rows of evaluation.parquet, in which clients of the cohort and others are."""
+    made = run(tmp_path, "fedper", run__eval_clients="all", run__finetune_steps=2, train__cohort_size=3)
+    for number, rows in made.evaluation.groupby("round"):
+        metrics = made.metrics.set_index("round").loc[number]
+        assert len(rows) > rows.in_cohort.sum() == 3
+        for name in ("global", "personal", "finetuned"):
+            prefix = "clients_accuracy" if name == "global" else f"clients_{name}_accuracy"
+            values = rows[f"{name}_accuracy"]
+            assert metrics[f"{prefix}_mean"] == pytest.approx(values.mean())
+            assert metrics[f"{prefix}_weighted_mean"] == pytest.approx(np.average(values, weights=rows.test_samples))
+            assert metrics[f"{prefix}_std"] == pytest.approx(values.std(ddof=0))
+            assert metrics[f"{prefix}_worst_tenth"] == values.min()
+    assert "clients_personal_accuracy_mean" not in run(tmp_path / "no", run__eval_clients="all").metrics
 
 
 def test_the_clients_on_request_are_the_same_in_every_round_and_run(tmp_path):

@@ -33,14 +33,20 @@ the first part of ``<first part>_<metric>``. A model that all clients share has 
 ``<model>_on_shares_<metric>`` instead."""
 
 
-def columns_of_chosen(metric: str) -> tuple[str, ...]:
-    """Returns the names of the five columns of metrics.csv about the clients that ``run.eval_clients`` chose.
+OF_CHOSEN = ("mean", "weighted_mean", "worst_tenth", "std")
+"""What is computed of the scores of the clients that ``run.eval_clients`` chose: the mean, in which each client counts
+the same or as much as its test share has samples, the mean of the worst tenth, and the standard deviation."""
 
-    They are: the mean of these clients' scores, the mean of the worst tenth, and the standard deviation; how many of
-    the clients have a test share (samples of the test set that serve as the client's test data); and the number of
-    samples in the smallest of these shares. ``metric`` is the metric of the scores, which three of the names contain.
+
+def columns_of_chosen(metric: str, models: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the columns of metrics.csv about the clients that ``run.eval_clients`` chose.
+
+    They are: of the global model and of those of ``models`` that differ from client to client what :data:`OF_CHOSEN`
+    says; how many of the clients have a test share (samples of the test set that serve as the client's test data); and
+    the number of samples in the smallest of these shares. ``metric`` is the metric of the scores.
     """
-    of_values = (f"clients_{metric}_{what}" for what in ("mean", "worst_tenth", "std"))
+    names = [_of_model(model) for model in models if model == GLOBAL or model in CLIENT_MODEL_COLUMNS]
+    of_values = (f"clients_{name}{metric}_{what}" for name in names for what in OF_CHOSEN)
     return (*of_values, "clients_with_shares", "clients_least_share")
 
 
@@ -93,7 +99,10 @@ class Scoring:
         ``cohort_with_shares``. ``further`` has the names of the algorithm's further models."""
         of_cohort = [_column(name, self.metric) for name in self.models(further)]
         of_cohort += ["cohort_with_shares", "cohort_least_share"]
-        return [*(of_cohort if self.of_cohort else ()), *(columns_of_chosen(self.metric) if self.chosen else ())]
+        return [
+            *(of_cohort if self.of_cohort else ()),
+            *(columns_of_chosen(self.metric, self.models(further)) if self.chosen else ()),
+        ]
 
 
 class ClientScores:
@@ -190,10 +199,11 @@ class ClientScores:
         ``cohort_with_shares`` is the number of these clients, and ``cohort_least_share`` the fewest test samples of one
         of them.
 
-        If ``run.eval_clients`` chose clients, ``clients_<metric>_mean``, ``_worst_tenth`` and ``_std`` are the mean,
-        the mean of the worst tenth, and the standard deviation of the global model's scores over the chosen clients
-        that have a test share. ``clients_with_shares`` is the number of these clients, and ``clients_least_share`` the
-        fewest test samples of one of them.
+        If ``run.eval_clients`` chose clients, ``clients_<metric>_mean``, ``_weighted_mean``, ``_worst_tenth`` and
+        ``_std`` are what :data:`OF_CHOSEN` says of the global model's scores over the chosen clients that have a test
+        share, and so are ``clients_personal_<metric>_mean`` and ``clients_finetuned_<metric>_mean`` and so on of models
+        that differ from client to client. ``clients_with_shares`` is the number of these clients, and
+        ``clients_least_share`` the fewest test samples of one of them.
 
         If there are no such clients, means, standard deviations and fewest samples are NaN.
         """
@@ -206,14 +216,22 @@ class ClientScores:
             row["cohort_least_share"] = min((self.shares[client] for client in scored), default=math.nan)
         if self.scoring.chosen:
             scored = [client for client in self.scoring.chosen if self.shares[client]]
-            worst_last = self.experiment.task.mode == "min"
-            found = sorted((self.scores[GLOBAL][client] for client in scored), reverse=worst_last)
             least = min((self.shares[client] for client in scored), default=math.nan)
-            spread = float(np.std(found)) if found else math.nan
-            worst = _mean(found[: math.ceil(len(found) / 10)])
-            values = (_mean(found), worst, spread, len(scored), least)
-            row |= dict(zip(columns_of_chosen(self.scoring.metric), values, strict=True))
+            models = [model for model in self.scores if model == GLOBAL or model in CLIENT_MODEL_COLUMNS]
+            values = [value for model in models for value in self._of_chosen(model, scored)]
+            columns = columns_of_chosen(self.scoring.metric, models)
+            row |= dict(zip(columns, (*values, len(scored), least), strict=True))
         return row
+
+    def _of_chosen(self, model: str, scored: Sequence[int]) -> tuple[float, ...]:
+        """Returns what :data:`OF_CHOSEN` says of the scores of ``model`` over the clients ``scored``, NaN if there are
+        none."""
+        if not scored:
+            return (math.nan,) * len(OF_CHOSEN)
+        values, sizes = [self.scores[model][client] for client in scored], [self.shares[client] for client in scored]
+        worst = sorted(values, reverse=self.experiment.task.mode == "min")[: math.ceil(len(values) / 10)]
+        weighted = math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+        return _mean(values), weighted, _mean(worst), float(np.std(values))
 
     def rows(self) -> dict[str, Any]:
         """Returns the columns of evaluation.parquet by name, with an entry for each client that is to be scored, even
@@ -251,6 +269,10 @@ def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort
         steps=[1] * len(ids),
         gaps=[gaps[client] for client in ids],
     )
+
+
+def _of_model(model: str) -> str:
+    return "" if model == GLOBAL else f"{model}_"
 
 
 def _column(model: str, metric: str) -> str:
