@@ -266,6 +266,11 @@ class Algorithm:
             client.optimizer.in_place = False
         return carry
 
+    def candidates(self, client: ClientPhase) -> Result:
+        """Returns what clients that may be chosen for a round (``train.sampling``) send before it: the ``loss`` of the
+        server's model over all their samples, ``[C, 1]``."""
+        return Result(scalars={"loss": client.objective.full_loss(client.start("x"))})
+
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         """Yields warnings for the user, as lines of text, about settings that make the algorithm differ from the
         description in its paper.

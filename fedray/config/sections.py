@@ -16,6 +16,7 @@ from fedray.config.data import DataConfig
 from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.robust import AggregationConfig, AttackConfig
+from fedray.config.sampling import SamplingConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Natural, Positive, Real, Section, Whole, in_message
 from fedray.config.system import SystemConfig
@@ -254,7 +255,11 @@ class TrainConfig(Section):
     participation: Real | None = Field(
         None, gt=0, le=1, description="clients per round as a fraction C of those with samples"
     )
-    sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
+    sampling: str | dict[str, Any] = Field(
+        "uniform",
+        description="how cohorts are drawn: uniform, cyclic, weighted (by samples), or {kind: power_of_choice, "
+        "candidates: 20} (those with the largest losses)",
+    )
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
     aggregation: AggregationConfig = Field(
         AggregationConfig(), description="what takes the place of the mean of uploads, as in {kind: krum, f: 2}"
@@ -264,6 +269,12 @@ class TrainConfig(Section):
         description="steps that uploads pass before they are summed, as in [{clip: 1}, {topk: 0.01}, {noise: 1}]; also "
         "randk, qsgd, quantize, sign and your own: file.py:Name, or {name: file.py:Name, option: 1}",
     )
+
+    @field_validator("sampling")
+    @classmethod
+    def _check_sampling(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        SamplingConfig.of(value)
+        return value
 
     @property
     def adam(self) -> dict[str, float]:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import pandas as pd
 import torch
 
+from fedray.algorithms import Traffic
+from fedray.core.upload import BYTES_PER_NUMBER
 from fedray.core.vectors import Layout, Model
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
@@ -64,6 +66,11 @@ class Costs(Observer):
         experiment, cohort, costs = self.experiment, result.cohort, self.state.costs
         facts = experiment.facts_in(self.state.server.round)
         down, up = bytes_per_client(experiment.algorithm.traffic, facts, experiment.upload)
+        if result.losses and not experiment.sampling.cached:
+            # candidates receive the model, compute their losses, and send them
+            costs["bytes_down"] += bytes_per_client(Traffic(models_up=0), facts)[0] * len(result.losses)
+            costs["bytes_up"] += BYTES_PER_NUMBER * len(result.losses)
+            costs["flops"] += experiment.facts.flops * float(self.state.sizes[[*result.losses]].sum())
         if cohort.ids:
             costs["iterations"] += max(cohort.steps)
             costs["bytes_down"] += down * len(cohort.ids)

@@ -26,7 +26,7 @@ from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.state.packing import on_host
-from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
+from fedray.engine.tasks import CANDIDATES, Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.engine.upload_steps import UploadSteps
 from fedray.errors import ClientError, StateLost, Unreachable, UserError, first_line
 from fedray.gradients.rows import RowByRow
@@ -127,10 +127,10 @@ class PhaseRunner:
                 batch, width = self.clients.first_batch(ids[0])[0], self.clients.state_width()
                 raise UserError(too_large(self.clients.network, len(ids), batch, width, first_line(error))) from None
             clients = ", ".join(map(str, task.ids[rows]))
-            where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
+            where = f"phase {self._name(task.phase)} of round {task.round} on {platform.node()}"
             raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
         self.clients.network.unload()
-        phase = self.algorithm.phases[task.phase]
+        phase = self._name(task.phase)
         forms = checked_forms(result, self.algorithm, phase, client.size, self.clients.network.layout)
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
@@ -193,13 +193,16 @@ class PhaseRunner:
         assert upload.scale is not None
         return upload.scale.double()
 
+    def _name(self, phase: int) -> str:
+        return "candidates" if phase == CANDIDATES else self.algorithm.phases[phase]
+
     def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
         """Runs one phase for one stack, and returns what the algorithm returned and the stack's :class:`ClientPhase`.
         If the values that the previous phase kept are missing, that phase is run first."""
-        name = self.algorithm.phases[phase]
+        name = self._name(phase)
         key = (task.round, position, rows.stop - rows.start, phase)
         kept: dict[str, Vector] = {}
-        if phase:
+        if phase > 0:
             before = (*key[:3], phase - 1)
             if before not in self._kept:
                 self._phase(task, phase - 1, position, rows)
@@ -224,7 +227,7 @@ class PhaseRunner:
             result: Result = getattr(self.algorithm, name)(client)
         if watch and watch.found:
             raise _Apart(1, f"the algorithm's rule computes {watch.found} of all their rows at once ({BY_ROWS})")
-        if task.keeps and phase + 1 < len(self.algorithm.phases):
+        if task.keeps and phase >= 0 and phase + 1 < len(self.algorithm.phases):
             self._kept[key] = {**kept, **result.kept}
         return result, client
 

@@ -25,6 +25,7 @@ from fedray.core.vectors import Vector
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
 from fedray.engine.robust import robust_sums
+from fedray.engine.selection import chosen_of, remember
 from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
@@ -62,6 +63,7 @@ class RoundResult:
             it.
         diverged: Whether the mean loss of the round or the model is not finite.
         asked: What became of the clients that were drawn, by the virtual clock; None without one.
+        losses: The losses by which clients were chosen, of each candidate (``train.sampling``).
     """
 
     number: int
@@ -77,6 +79,7 @@ class RoundResult:
     profile: dict[str, float] = field(default_factory=dict)
     diverged: bool = False
     asked: Asked | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
         """Adds ``found``, the result of ``task``, to the result of the round: working time, trained models to be saved,
@@ -110,16 +113,24 @@ def run_round(
     server = state.server
     server.round = number
     server.lr, server.server_lr = experiment.rates(number)
-    asked = time_of.draw(draw_of(np.flatnonzero(state.sizes), experiment, number), number)
+    drawn, chosen_by = draw_of(state.sizes, experiment, number, choice=True), dict[int, float]()
+    if experiment.sampling.candidates is not None:
+        drawn, chosen_by = chosen_of(drawn, number, state, experiment, cutter, queue)
+    asked = time_of.draw(drawn, number)
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])
-    result = RoundResult(number, server.cohort, asked=asked)
+    result = RoundResult(number, server.cohort, asked=asked, losses=chosen_by)
     compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
     with queue.profile.measure("transport"):
         queue.pool.settle()
     state.commit(number, result.states, queue.pool)
     result.log |= {name: list(values) for name, values in server.client_scalars.items()}
-    losses = [loss for loss in result.log.get("loss", []) if loss is not None]
+    if chosen_by:
+        result.log["selection_loss"] = [chosen_by[client] for client in server.cohort.ids]
+    of_clients = dict(zip(server.cohort.ids, result.log.get("loss", []), strict=False))
+    losses = [loss for loss in of_clients.values() if loss is not None]
+    if experiment.sampling.cached:
+        remember({client: loss for client, loss in of_clients.items() if loss is not None}, state)
     result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
     result.metrics = {
         "round": number,

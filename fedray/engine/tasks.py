@@ -80,6 +80,11 @@ class PhaseTask:
         return positions(self.blocks)
 
 
+CANDIDATES = -1
+"""The phase of a :class:`PhaseTask` in which clients that may be chosen compute their losses
+(:meth:`Algorithm.candidates`). It comes before all phases of the algorithm."""
+
+
 @dataclass
 class PartialSum:
     """The contribution of a task's clients to the sum of one upload over the cohort.

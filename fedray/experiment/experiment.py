@@ -11,6 +11,7 @@ from torch import nn
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config, flat
+from fedray.config.sampling import SamplingConfig
 from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
 from fedray.core.task import Task
@@ -74,6 +75,11 @@ class Experiment:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     upload: tuple[UploadStep, ...] = ()
     robust: Robust | None = None
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How cohorts are drawn (``train.sampling``)."""
+        return SamplingConfig.of(self.config.train.sampling)
 
     @property
     def private(self) -> tuple[str, ...]:

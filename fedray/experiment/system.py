@@ -85,6 +85,8 @@ def system_stage(
 def _check_buffered(config: Config, algorithm: Algorithm, cohort: int, clients: int) -> None:
     """Checks that rounds can be asynchronous, and raises :class:`UserError` if not."""
     name, concurrency = config.algorithm.name, config.system.concurrency
+    if config.train.sampling != "uniform":
+        raise UserError(f"system.mode=buffered draws clients one by one: train.sampling={config.train.sampling} can't")
     if not allows_asynchronous(type(algorithm)):
         able = sorted(known for known, cls in known_algorithms().items() if allows_asynchronous(cls))
         raise UserError(
@@ -157,7 +159,7 @@ def usual_round(experiment: Experiment, data: FederatedData) -> dict[str, float]
     waits = {} if algorithm.server_training_before is None else {algorithm.server_training_before: beside}
     now = joules = 0.0
     for number in range(1, REHEARSED + 1):
-        asked = clock.ask(number, draw_of(np.flatnonzero(sizes), experiment, number), now, waits)
+        asked = clock.ask(number, draw_of(sizes, experiment, number), now, waits)
         now += asked.duration + (whole - beside if len(asked.used) else 0.0)
         joules += asked.joules
     return {"virtual_seconds": now / REHEARSED, "joules": joules / REHEARSED}

@@ -5,12 +5,14 @@ It decides ``run.rounds``, ``train.*``, and the hyper-parameters ``algorithm.*``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
+from fedray.config.sampling import SamplingConfig
 from fedray.core.augmentation import Augmentation, crop_flip
 from fedray.core.local_training import LocalTraining
 from fedray.core.rounding import whole_units
@@ -57,6 +59,7 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     """
     train, rounds = config.train, config.rounds
     cohort_size = _cohort_size(config, data)
+    _check_candidates(config, cohort_size, data.active)
     transform, notes = _transform(config, custom, data)
     local = _local_training(config, transform)
     defaults = algorithm.resolved_defaults(cohort_size, data.active, local.local_steps)
@@ -88,6 +91,25 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
         },
         notes=(*notes, *_note_on_iterations(config, local), *(f"warning: {line}" for line in advice)),
     )
+
+
+def _check_candidates(config: Config, cohort: int, active: int) -> None:
+    """Checks that a cohort can be chosen among the candidates of ``train.sampling``, and raises :class:`UserError` if
+    not."""
+    sampling, system = SamplingConfig.of(config.train.sampling), config.system
+    if sampling.candidates is None:
+        return
+    least = math.ceil(cohort * system.over_select - 1e-9)
+    if not least <= sampling.candidates <= active:
+        raise UserError(
+            f"train.sampling: candidates={sampling.candidates} must be at least {least}, the clients that are chosen, "
+            f"and at most {active}, those that have samples"
+        )
+    if system.is_on and not sampling.cached:
+        raise UserError(
+            "train.sampling: candidates that compute their losses first are not on the virtual clock (system.*): add "
+            "cached: true, for the losses of their last participation"
+        )
 
 
 def _cohort_size(config: Config, data: FederatedData) -> int:

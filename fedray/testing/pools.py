@@ -195,7 +195,7 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
     server.round, server.lr = 1, 0.1
-    server.cohort = cohort_of(draw_of(np.flatnonzero(state.sizes), run.experiment, 1), state, run.experiment, 1)
+    server.cohort = cohort_of(draw_of(state.sizes, run.experiment, 1), state, run.experiment, 1)
     state.earlier.remember(1, server["x"])
     sent: list[Sent] = []
     for phase in algorithm.phases:

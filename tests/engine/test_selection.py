@@ -1,0 +1,148 @@
+"""Cohorts that are not drawn uniformly: by samples, and by losses among candidates."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import chisquare
+from small_runs import run
+from torch.nn import functional as F
+
+from fedray import UserError
+from fedray.config import load
+from fedray.core.seeds import Purpose, stream
+from fedray.experiment.cohorts import draw_cohort
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
+
+CHOICE = {"kind": "power_of_choice", "candidates": 5}
+KEYS = {"train__cohort_size": 2, "run__rounds": 6, "run__checkpoint_every": 1}
+
+
+def data_of():
+    return resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), CustomObjects(source=small_source()))[1]
+
+
+def test_weighted_cohorts_have_the_shares_of_samples():
+    present, sizes = np.arange(4) * 3, np.array([10, 20, 30, 40])
+    first = [draw_cohort(present, 1, "weighted", 0, 0, r, sizes)[0] for r in range(1, 4001)]
+    counts = [first.count(client) for client in present]
+    assert chisquare(counts, sizes / 100 * 4000).pvalue > 0.001
+    pairs = [tuple(draw_cohort(present, 2, "weighted", 0, 0, r, sizes)) for r in range(1, 4001)]
+    assert all(one < other for one, other in pairs)
+    p = sizes / 100
+    expected = {
+        (present[i], present[j]): 4000 * p[i] * p[j] * (1 / (1 - p[i]) + 1 / (1 - p[j]))
+        for i in range(4) for j in range(i + 1, 4)
+    }  # fmt: skip
+    assert chisquare([pairs.count(pair) for pair in expected], [*expected.values()]).pvalue > 0.001
+
+
+def losses_at(model, data):
+    """Each client's mean loss over all its samples, by torch alone."""
+    found = {}
+    for client in range(data.clients):
+        places = data.client(client)
+        x, y = torch.from_numpy(np.asarray(data.x_train[places])), torch.from_numpy(np.asarray(data.y_train[places]))
+        found[client] = float(F.cross_entropy(model(x).double(), y))
+    return found
+
+
+def candidates_of(number, data, count=5):
+    present = np.flatnonzero(data.sizes())
+    drawn = stream(SETTINGS.get("run.seed", 0), Purpose.COHORT, number).choice(
+        present, count, replace=False, p=data.sizes()[present] / data.sizes().sum()
+    )
+    return sorted(drawn.tolist())
+
+
+def test_power_of_choice_takes_those_with_the_largest_losses(tmp_path):
+    data = data_of()
+    for rounds in (1, 2, 5):
+        keys = KEYS | {"run__rounds": rounds, "train__sampling": CHOICE}
+        before = run(tmp_path / "runs", **keys | {"run__rounds": rounds - 1}).model() if rounds > 1 else None
+        made = run(tmp_path / "runs", **keys)
+        rows = made.clients[made.clients["round"] == rounds]
+        if before is not None:
+            losses = losses_at(before.eval(), data)
+            candidates = candidates_of(rounds, data)
+            best = sorted(sorted(candidates, key=lambda client: -losses[client])[:2])
+            assert rows.client.tolist() == best
+            assert rows.selection_loss.tolist() == pytest.approx([losses[client] for client in best], rel=1e-4)
+
+
+def test_with_cached_losses(tmp_path):
+    data = data_of()
+    made = run(tmp_path, **KEYS | {"run__rounds": 9}, train__sampling=CHOICE | {"cached": True})
+    known = {}
+    for number, rows in made.clients.groupby("round"):
+        candidates = candidates_of(number, data)
+        best = sorted(candidates, key=lambda client: (-known.get(client, math.inf), client))[:2]
+        assert rows.client.tolist() == sorted(best)
+        assert rows.selection_loss.tolist() == [known.get(client, math.inf) for client in sorted(best)]
+        known |= dict(zip(rows.client, rows.loss, strict=True))
+
+
+@pytest.mark.parametrize(
+    "sampling", ["weighted", CHOICE, CHOICE | {"cached": True}], ids=["weighted", "fresh", "cached"]
+)
+@pytest.mark.parametrize("algorithm", ["fedavg", "pfedmo", "fedper"])
+def test_the_same_bits_anywhere_and_when_it_is_resumed(algorithm, sampling, tmp_path):
+    keys = KEYS | {"train__sampling": sampling, "algorithm": algorithm}
+    whole = run(tmp_path / "whole", **keys)
+    run(tmp_path / "parts", **keys | {"run__rounds": 3})
+    assert_same(whole, run(tmp_path / "parts", **keys))
+    assert_same(whole, run(tmp_path / "pickled", engine__kind="fedray.testing.pickling:PicklingPool", **keys))
+    plain = run(tmp_path / "plain", **KEYS, algorithm=algorithm)
+    assert not plain.clients.client.equals(whole.clients.client)
+
+
+@pytest.mark.slow
+def test_on_ray(tmp_path, ray_cluster):
+    keys = KEYS | {"train__sampling": CHOICE}
+    local = run(tmp_path / "local", **keys)
+    on_ray = run(tmp_path / "ray", engine__kind="ray", engine__actors=2, engine__cpus_per_actor=0.5, **keys)
+    pd.testing.assert_frame_equal(local.clients, on_ray.clients)
+    assert local.summary["model_sha256"] == on_ray.summary["model_sha256"]
+
+
+def test_costs_of_candidates(tmp_path):
+    data = data_of()
+    keys = KEYS | {"run__rounds": 1}
+    plain, made = run(tmp_path / "plain", **keys), run(tmp_path / "made", **keys, train__sampling=CHOICE)
+    cached = run(tmp_path / "cached", **keys, train__sampling=CHOICE | {"cached": True})
+    parameters = sum(p.numel() for p in made.model().parameters())
+    assert made.metrics.bytes_down[0] - plain.metrics.bytes_down[0] == 5 * 4 * parameters
+    assert made.metrics.bytes_up[0] - plain.metrics.bytes_up[0] == 5 * 4
+    assert cached.metrics.bytes_down[0] == plain.metrics.bytes_down[0]
+    again = run(tmp_path / "again", **keys, train__sampling=CHOICE | {"candidates": 6})
+    samples = [data.sizes()[candidates_of(1, data, count)].sum() for count in (5, 6)]
+    trained = [each.clients.steps.sum() for each in (made, again)]
+    if trained[0] == trained[1]:
+        assert again.metrics.flops[0] > made.metrics.flops[0] or samples[1] <= samples[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train__sampling": "weihgted"}, "weihgted"),
+        ({"train__sampling": {"kind": "power_of_choice"}}, "kind=power_of_choice needs candidates"),
+        ({"train__sampling": {"kind": "cyclic", "candidates": 3}}, "candidates is for kind=power_of_choice"),
+        ({"train__sampling": {"kind": "uniform", "candidate": 3}}, "candidate"),
+        ({"train__sampling": CHOICE, "train__cohort_size": 6}, "candidates=5 must be at least 6"),
+        ({"train__sampling": CHOICE | {"candidates": 5000}, "train__cohort_size": 2}, "and at most"),
+        ({"train__sampling": CHOICE, "train__cohort_size": 2, "system__latency_ms": 3}, "are not on the virtual clock"),
+        (
+            {"train__sampling": "cyclic", "train__cohort_size": 2, "system__mode": "buffered"},
+            "draws clients one by one",
+        ),
+    ],
+)
+def test_what_is_refused(keys, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, **keys)
