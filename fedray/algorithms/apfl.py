@@ -29,14 +29,11 @@ class APFL(FedAvg):
     paper = "Deng et al., arXiv 2003.13461, 2020"
     client_models = ("v",)
     client_numbers = ("a",)
+    work = Work(forwards=1, backwards=1, per_step=7)
 
     class Hyper(base.Hyper):
         alpha: float = base.parameter(0.5, "share of the own model in the mixture (a), at the beginning", ge=0, le=1)
         adaptive: bool = base.parameter(True, "learn the share")
-
-    def __init__(self, hyper: base.Hyper | None = None) -> None:
-        super().__init__(hyper)
-        self.work = Work(forwards=1, backwards=1, per_step=7 if self.hyper.adaptive else 4)
 
     def begin(self, client: ClientPhase) -> Carry:
         known = client.known

@@ -6,16 +6,12 @@ Meta-Learning Approach. NeurIPS 2020, Algorithm 1 in the first-order variant (FO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from fedray.algorithms import base
 from fedray.algorithms.base import Carry, Work
 from fedray.algorithms.fedavg import FedAvg
 from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
 from fedray.core.vectors import Model
-from fedray.errors import UserError
 
 
 class PerFedAvg(FedAvg):
@@ -23,7 +19,7 @@ class PerFedAvg(FedAvg):
     personal model y', and the second the step of y: y' = y - alpha g_i(y; b1); y <- y - eta_l g_i(y'; b2).
 
     Symbols as in :class:`FedAvg`: y is a client's local model, g_i its gradient on a mini-batch, G_i on all samples. So
-    2 J local steps are J steps of y; a last one that has no partner moves nothing. The personal model is
+    2 J local steps are J steps of y; a last mini-batch without a partner is used twice. The personal model is
     x^r - alpha G_i(x^r); ``run.finetune_steps`` scores further steps.
     """
 
@@ -33,18 +29,18 @@ class PerFedAvg(FedAvg):
     class Hyper(base.Hyper):
         alpha: float = base.parameter(0.01, "step to the personal model (alpha)", ge=0)
 
-    def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
-        if steps is not None and steps % 2:
-            raise UserError(f"perfedavg takes two mini-batches for a step: train.local_steps={steps} is odd")
-        return {}
-
     def begin(self, client: ClientPhase) -> Carry:
         return super().begin(client).update(near=client.start("x"))
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        if batch.step % 2 == 0:
-            y = carry["y"]
-            return carry.update(near=y.moved(client.objective.gradient(y, batch), -self.hyper.alpha))
+        if batch.step % 2:
+            return self._descend(client, carry, batch)
+        y = carry["y"]
+        carry = carry.update(near=y.moved(client.objective.gradient(y, batch), -self.hyper.alpha))
+        alone = batch.step + 1 == client.J
+        return Carry.where(alone, self._descend(client, carry, batch), carry) if alone.any() else carry
+
+    def _descend(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         near = carry["near"]
         carry = client.optimizer.descend(carry, "y", client.objective.gradient(near, batch))
         return carry.update(y=carry["y"].with_buffers_of(near))

@@ -89,6 +89,9 @@ class RunConfig(Section):
         [], description="clients whose models are saved as they are after local training, before they are averaged"
     )
     local_models_in: list[Positive] = Field([], description="the rounds in which local_models_of are saved")
+    personal_models_of: list[Natural] | Literal["all"] = Field(
+        [], description="clients whose personal models are saved at the end of the run"
+    )
     checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
     keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")
     resume: Literal["auto"] | bool = Field(

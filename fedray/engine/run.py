@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from safetensors.torch import save_file
 
 from fedray.core.batches import steps_of
@@ -20,6 +21,7 @@ from fedray.engine.cutting import TaskCutter
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation.accuracies import Accuracies
 from fedray.engine.evaluation.client_scores import Scoring
+from fedray.engine.evaluation.personal_models import make_personal_models
 from fedray.engine.observers import Best, Checkpoints, Costs, Diagnostics, LocalModels, Records
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
@@ -33,7 +35,7 @@ from fedray.engine.worker import Worker
 from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.system import clock_of
-from fedray.tracking.folder import read_metrics
+from fedray.tracking.folder import PERSONAL, read_metrics
 from fedray.tracking.recorder import Recorder
 from fedray.util.files import replacement_of
 
@@ -247,9 +249,20 @@ class Run:
         with replacement_of(path) as staging:
             save_file({name: tensor.cpu().contiguous() for name, tensor in named.items()}, staging)
 
+    def _save_personal_models(self) -> None:
+        """Writes the personal models of the clients ``run.personal_models_of``."""
+        asked = self.experiment.config.run.personal_models_of
+        ids = np.flatnonzero(self.state.sizes).tolist() if asked == "all" else asked
+        if ids:
+            make_personal_models(
+                ids, self.experiment, self.state, self.data, self.queue,
+                lambda client, model: self._save(model, f"{PERSONAL}/client-{client}.safetensors"),
+            )  # fmt: skip
+
     def _finish(self, status: str) -> None:
         model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.clients.network.layout
         self._save_model("model.safetensors")
+        self._save_personal_models()
         self.recorder.withdraw_promise(nondeterministic_operations())
         self.recorder.finish(
             status,

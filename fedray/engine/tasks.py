@@ -198,7 +198,7 @@ class ScoreTask:
     of the task ``ids`` has its number, ``gaps`` the rounds since it last took part (0 if it never did), and ``states``
     the handle of its state, or None if it has none yet. ``states`` is empty if the algorithm keeps no states.
     ``scalars`` are numbers that the server has for the clients: a dict from a name to a list with a number for each
-    client of the task.
+    client of the task. With ``models`` the personal models themselves are wanted, and not their scores.
     """
 
     round: int
@@ -211,6 +211,7 @@ class ScoreTask:
     finetune_steps: int
     scalars: Mapping[str, Sequence[float]]
     states: Sequence[Handle | None] = ()
+    models: bool = False
 
     @property
     def start(self) -> int:
@@ -222,13 +223,15 @@ class ScoreTask:
 class ScoreResult:
     """The result of a :class:`ScoreTask`. ``sums`` maps each kind of model that was scored, "personal" or "finetuned",
     to a list with a pair for each client of the task: the numerator and the denominator of the main metric, each summed
-    over the client's test share.
+    over the client's test share. ``models`` maps the numbers of clients to their personal models, each as a row of
+    numbers, if the task asks for them.
 
     ``seconds``, ``nondeterministic`` and ``lines`` are the worker's seconds for each purpose, the names of operations
     without a deterministic version that it ran, and lines for the user, as in :class:`PhaseResult`.
     """
 
     sums: dict[str, list[tuple[float, float]]]
+    models: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()

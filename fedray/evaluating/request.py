@@ -11,7 +11,7 @@ from typing import Any
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
 from fedray.remote.fetching import as_path
-from fedray.tracking.folder import INPUTS, LOCAL, UNRECORDED
+from fedray.tracking.folder import INPUTS, LOCAL, PERSONAL, UNRECORDED
 from fedray.tracking.records import check_file
 
 KEYS = (
@@ -74,6 +74,7 @@ def request_of(
     file = path / "model.safetensors" if path.is_dir() else path
     # a client's model of a round is in RUN/local/ROUND
     run = file.parents[2] if file.parent.parent.name == LOCAL else file.parent
+    run = file.parents[1] if file.parent.name == PERSONAL else run
     recorded = run / "config.yaml"
     if path.is_dir() and not recorded.exists():
         raise UserError(f"{target} is not the folder of a run: it has no config.yaml")

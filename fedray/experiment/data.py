@@ -62,9 +62,13 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
     late = [number for number in config.run.local_models_in if number > config.rounds]
     if late:
         raise UserError(f"run.local_models_in: round {late[0]} is beyond the last one, {config.rounds}")
-    absent = [client for client in config.run.local_models_of if client >= data.clients]
-    if absent:
-        raise UserError(f"run.local_models_of: there is no client {absent[0]}, but 0 to {data.clients - 1}")
+    for key in ("local_models_of", "personal_models_of"):
+        asked = getattr(config.run, key)
+        absent = [client for client in ([] if asked == "all" else asked) if client >= data.clients]
+        if absent:
+            raise UserError(f"run.{key}: there is no client {absent[0]}, but 0 to {data.clients - 1}")
+    if config.run.personal_models_of and not (algorithm.has_personal_model() or config.model.private):
+        raise UserError(f"run.personal_models_of: algorithm.name={config.algorithm.name} has no personal models")
     digests = data_digests(source, data)
     data, access, lines = with_access(data, config.data.access, partial(content_key, digests, data), map_all)
     kind = kind_of(config.data, source.client_train is not None, data.task == "classification")

@@ -38,6 +38,7 @@ RESULT_KEYS_OF_ENGINE = (
 IGNORED = (
     "run.output", "run.working_copy", "run.output_timeout", "run.checkpoint_every", "run.keep_checkpoints",
     "run.resume", "run.rounds", "run.callbacks", "run.local_models_of", "run.local_models_in",
+    "run.personal_models_of",
     # the data, model and weights behind these keys are compared directly
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip
@@ -51,6 +52,9 @@ INPUTS = "inputs.json"
 
 LOCAL = "local"
 """The folder with clients' models before they are averaged, which has a folder for each round."""
+
+PERSONAL = "personal"
+"""The folder with clients' personal models at the end of the run."""
 
 Status = Literal["new", "unfinished", "finished"]
 

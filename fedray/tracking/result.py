@@ -113,15 +113,33 @@ class RunResult:
 
         Raises :class:`UserError` if the file of the model is damaged.
         """
+        return self._loaded("model.safetensors")
+
+    def client_model(self, client: int) -> nn.Module:
+        """Returns the personal model of a client at the end of the run, a ``torch.nn.Module`` in evaluation mode.
+
+        Raises :class:`UserError` if it was not saved (``run.personal_models_of``), or if its file is damaged.
+        """
+        from fedray.tracking.folder import PERSONAL
+
+        name = f"{PERSONAL}/client-{client}.safetensors"
+        if not (self.folder / name).exists():
+            raise UserError(
+                f"{self.folder} has no personal model of client {client}: run.personal_models_of names those that are "
+                "saved, as a list of numbers or all"
+            )
+        return self._loaded(name)
+
+    def _loaded(self, name: str) -> nn.Module:
         from safetensors.torch import load_file
 
         from fedray.core.places import Places
         from fedray.core.torch_state import neutral
         from fedray.tracking.records import check_file
 
-        check_file(self.folder, "model.safetensors")
+        check_file(self.folder, name)
         with neutral():
             module = self.module()
-            Places(module).load(load_file(self.folder / "model.safetensors"))
+            Places(module).load(load_file(self.folder / name))
         module.eval()
         return module

@@ -74,7 +74,7 @@ def simulate(folder, label, settings):
     algorithm = experiment.algorithm
     result = RunResult(folder / experiment.config.run.name, experiment.module)
     private = {PRIVATE} if experiment.private else set()
-    run = Run(result, {*algorithm.client_state, *algorithm.client_models, *private})
+    run = Run(result, {*algorithm.client_state, *algorithm.client_models, *algorithm.client_numbers, *private})
 
     def pool(worker):
         return LocalPool(worker), [describe("cpu")]

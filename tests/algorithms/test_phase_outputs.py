@@ -94,7 +94,7 @@ class Nothing(Returning):
 MISTAKES = {
     StateOfSome: r"must return the same for all clients, but state\['d'\] is .* for some and .* for others",
     PartOfTheState: r"state\['last'\] is missing; a phase returns all of a client's state, or none",
-    UndeclaredState: r"state\['e'\] is not declared in client_state or client_models",
+    UndeclaredState: r"state\['e'\] is not declared in client_state, client_models or client_numbers",
     ModelForAVector: r"state\['d'\] is a Model, but is declared in client_state",
     NarrowState: r"state\['d'\] must be \[C, 144\], but is \[C, 3\]",
     UploadOfSome: r"must return the same for all clients, but uploads\['z'\] is .* for some and .* for others",

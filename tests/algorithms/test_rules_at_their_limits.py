@@ -25,7 +25,7 @@ def server_of(cohort: Cohort, **more: Any) -> Any:
         raise AssertionError("nothing is trained here")
 
     model = Model(torch.zeros(3), 3)
-    state = {"as_client": unused, "draw_inputs": unused, "model_of": unused, **more}
+    state = {"as_client": unused, "draw_inputs": unused, "model_of": unused, "initial_model": unused, **more}
     return ServerState({"x": model, "x_rep": model}, N=4, seed=0, server_lr=1.0, cohort=cohort, **state)
 
 

@@ -175,12 +175,13 @@ def perfedavg(
         ys, loss = {}, {}
         for i in cohort:
             y, b, losses = x, np.zeros_like(x), []
-            for _ in range(steps(train, i) // 2):
+            for j in range(0, steps(train, i), 2):
                 value, g = problem.oracle(i, y)
                 near, g = problem.oracle(i, y - alpha * g)
                 b = train.momentum * b + direction(g, y, train)
                 y = y - lr * b
-                losses += [value, near]
+                # the mini-batch of a last step that has no partner counts once
+                losses += [value] if j + 1 == steps(train, i) else [value, near]
             ys[i], loss[i] = y, float(np.mean(losses))
         middle = mean(p, ys)
         x = x - train.server_lr * (x - middle)

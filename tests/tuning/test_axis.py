@@ -143,7 +143,8 @@ def test_spaces_that_come_with_fedray_compare_equal_work(name):
     assert spec.tune.pruner.axis == "auto"
     costs = [cost_of_a_round(*resolve(load(merge_settings(base, values)), own)) for values in spec.space.extremes(base)]
     axis = axis_of_equal_work(cost_of_a_round(experiment, data), costs, "validation_accuracy")
-    assert (axis == "flops") == bool({"train.local_steps", "algorithm.option"} & set(spec.raw_space))
+    of_work = {"local_steps", "option", "head_steps", "inner_steps", "models"}
+    assert (axis == "flops") == bool(of_work & {key.rpartition(".")[2] for key in spec.raw_space})
 
 
 # ---------------------------------------------------------------- learning curves

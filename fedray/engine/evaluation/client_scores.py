@@ -128,7 +128,7 @@ class ClientScores:
         self.cohort = frozenset(server.cohort.ids if scoring.of_cohort else ())
         ids = sorted({*self.cohort, *scoring.chosen})
         self.shares = {client: len(data.client_test(client)) for client in ids}
-        self.members = _members(server, data, [client for client in ids if self.shares[client]])
+        self.members = members_of(server, data, [client for client in ids if self.shares[client]])
         self.broadcast = Broadcast({})
         if scoring.personal and self.members.ids:
             self.broadcast = experiment.algorithm.personal_broadcast(replace(server, cohort=self.members))
@@ -255,7 +255,7 @@ class ClientScores:
         }
 
 
-def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
+def members_of(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
     """Returns the clients ``ids`` as a cohort of the current round, so that they can be scored like a cohort."""
     if not ids:
         return Cohort()

@@ -20,6 +20,7 @@ from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER, Purpose
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
+from fedray.engine.state.packing import on_host
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
 from fedray.models.inspection import ModelFacts
 
@@ -129,10 +130,11 @@ class Evaluator:
         global model fine-tuned on each client's data.
 
         The result has a list for each kind that ``task`` asks for. The list has a pair for each of the task's clients,
-        the numerator and the denominator of the main metric.
+        the numerator and the denominator of the main metric. If ``task`` wants the models themselves, it has these.
         """
         shared = self.clients.broadcast(task.broadcast)
         found: dict[str, list[Sums]] = {}
+        kept: dict[int, NDArray[np.float32]] = {}
         row = 0
         for _, size in self.clients.stacks(task.blocks):
             rows = slice(row, row + size)
@@ -142,13 +144,16 @@ class Evaluator:
                 made["personal"] = self._personal(task, rows, shared)
             if task.finetune_steps:
                 made["finetuned"] = self._finetuned(task, rows, shared)
+            if task.models:
+                kept |= dict(zip(task.ids[rows], on_host(made["personal"].row).numpy().copy(), strict=True))
+                continue
             for place, client in enumerate(task.ids[rows]):
                 share = self.data.client_test(client)
                 for name, models in made.items():
                     with self.draws(task.round, client, NO_STEP):
                         sums, _ = self.sums_over(models[place], self.clients.test, share)
                     found.setdefault(name, []).append(sums[self.experiment.task.main])
-        return ScoreResult(found)
+        return ScoreResult(found, kept)
 
     def _client(
         self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any
