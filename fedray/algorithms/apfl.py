@@ -36,8 +36,9 @@ class APFL(FedAvg):
         adaptive: bool = base.parameter(True, "learn the share")
 
     def begin(self, client: ClientPhase) -> Carry:
-        known = client.known
-        v = Model.where(known, client.state["v"], client.initial_models(per_client=False))
+        known, v = client.known, client.state["v"]
+        if not known.all():
+            v = Model.where(known, v, client.initial_models(per_client=False))
         return super().begin(client).update(v=v, a=torch.where(known, client.state["a"], self.hyper.alpha))
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:

@@ -139,6 +139,9 @@ class Algorithm:
     sends_lengths: ClassVar[bool] = False
     """Whether clients send numbers that describe their uploads, such as lengths. ``train.upload`` is refused then,
     because its steps would change the uploads and not the numbers."""
+    several_models: ClassVar[bool] = False
+    """Whether the clients of a round begin with different models of the server, none of which has to be ``x``.
+    ``train.upload`` and ``run.diagnostics`` are refused then, because they compare with ``x``."""
     needs_received: ClassVar[bool] = False
     """Whether clients need the model that they received at their last participation, as ``client.received``. The engine
     keeps one file for each round, not for each client."""

@@ -28,7 +28,9 @@ class Ditto(FedAvg):
 
     class Hyper(base.Hyper):
         lam: float = base.parameter(0.1, "pull of the own model to the global one (lambda)", ge=0)
-        personal_lr: float | None = base.parameter(None, "learning rate of the own model (eta_p): train.lr", gt=0)
+        personal_lr: float | None = base.parameter(
+            None, "learning rate of the own model (eta_p) in all rounds: train.lr", gt=0
+        )
         personal_steps: int | None = base.parameter(None, "steps of the own model (s): as many as local steps", ge=1)
 
     def __init__(self, hyper: base.Hyper | None = None) -> None:
@@ -37,7 +39,9 @@ class Ditto(FedAvg):
         self.work = Work(forwards=1, backwards=1, per_step=2) if steps is None else Work(further=steps, once=2 * steps)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        v = Model.where(client.known, client.state["v"], client.initial_models(per_client=False))
+        v = client.state["v"]
+        if not client.known.all():
+            v = Model.where(client.known, v, client.initial_models(per_client=False))
         again = client.further(self.hyper.personal_steps, self.hyper.personal_lr)
         own = self.local_steps(again, Carry({"v": v}), self.personal_step)
         return Result({"y": Upload.weighted_mean(carry["y"])}, state={"v": own["v"]})

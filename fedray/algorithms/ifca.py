@@ -17,6 +17,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model
+from fedray.errors import UserError
 
 
 class IFCA(FedAvg):
@@ -30,6 +31,7 @@ class IFCA(FedAvg):
     """
 
     paper = "Ghosh et al., NeurIPS 2020"
+    several_models = True
 
     class Hyper(base.Hyper):
         models: int = base.parameter(2, "number of models (K)", ge=1)
@@ -43,6 +45,11 @@ class IFCA(FedAvg):
     def init_server(self, server: ServerState) -> None:
         for number, name in enumerate(self.names[1:], 1):
             server[name] = server.initial_model(number)
+            if torch.equal(server[name].row, server["x"].row):
+                raise UserError(
+                    "ifca: its models begin with the same weights, so that they would stay the same: set "
+                    "model.init=default"
+                )
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({name: server[name] for name in self.names})
@@ -52,11 +59,15 @@ class IFCA(FedAvg):
 
     def begin(self, client: ClientPhase) -> Carry:
         models = [client.start(name) for name in self.names]
-        losses = torch.cat([client.objective.full_loss(model) for model in models], dim=1)
-        k = losses.argmin(dim=1, keepdim=True)
-        y = models[0]
+        y, least, k = models[0], client.objective.full_loss(models[0]), torch.zeros_like(client.p)
         for number, model in enumerate(models[1:], 1):
-            y = Model.where(k == number, model, y)
+            loss = client.objective.full_loss(model)
+            better = loss < least
+            y, least, k = (
+                Model.where(better, model, y),
+                torch.where(better, loss, least),
+                torch.where(better, number, k),
+            )
         return Carry({"y": y, "k": k})
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
@@ -64,7 +75,7 @@ class IFCA(FedAvg):
             name: Upload.mean_by(client.p * (carry["k"] == number), carry["y"])
             for number, name in enumerate(self.names)
         }
-        return Result(uploads, scalars={"k": carry["k"].float()})
+        return Result(uploads, scalars={"k": carry["k"]})
 
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]

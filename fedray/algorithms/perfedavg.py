@@ -6,6 +6,8 @@ Meta-Learning Approach. NeurIPS 2020, Algorithm 1 in the first-order variant (FO
 
 from __future__ import annotations
 
+import torch
+
 from fedray.algorithms import base
 from fedray.algorithms.base import Carry, Work
 from fedray.algorithms.fedavg import FedAvg
@@ -37,8 +39,13 @@ class PerFedAvg(FedAvg):
             return self._descend(client, carry, batch)
         y = carry["y"]
         carry = carry.update(near=y.moved(client.objective.gradient(y, batch), -self.hyper.alpha))
-        alone = batch.step + 1 == client.J
-        return Carry.where(alone, self._descend(client, carry, batch), carry) if alone.any() else carry
+        alone = torch.eq(client.J, batch.step + 1)
+        if not alone.any():
+            return carry
+        # the others go on with what they have
+        last = self._descend(client, carry.update(near=carry["near"].clone()), batch)
+        made = Carry.where(alone, last, carry)
+        return made.remember("y", made.memory("y").buffers, carry.memory("y").steps)
 
     def _descend(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         near = carry["near"]

@@ -34,7 +34,9 @@ class PFedMe(Algorithm):
     class Hyper(base.Hyper):
         lam: float = base.parameter(15.0, "how near personal models are (lambda)", gt=0)
         inner_steps: int = base.parameter(5, "steps to a personal model (K)", ge=1)
-        personal_lr: float | None = base.parameter(None, "learning rate of these steps (eta_p): train.lr", gt=0)
+        personal_lr: float | None = base.parameter(
+            None, "learning rate of these steps (eta_p) in all rounds: train.lr", gt=0
+        )
         beta: float = base.parameter(1.0, "how far the server goes to the clients' mean (beta)", gt=0)
 
     def __init__(self, hyper: base.Hyper | None = None) -> None:

@@ -39,8 +39,11 @@ class PrivateRows:
         others[self.columns[self.columns < parameters]] = False
         return others.nonzero().flatten()
 
-    def without(self, value: Vector) -> Vector:
-        """Returns C models or vectors of which nothing private is left: there are zeros in its place."""
+    def without(self, value: Vector, width: int) -> Vector:
+        """Returns C models or vectors of which nothing private is left: there are zeros in its place. ``width`` is that
+        of vectors with a number for each parameter; others have nothing private."""
+        if not isinstance(value, Model) and value.shape[1:] != (width,):
+            return value
         row = (value.row if isinstance(value, Model) else value).clone()
         row[:, self.columns[self.columns < row.shape[1]]] = 0
         return Model(row, value.width) if isinstance(value, Model) else row

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fedray.config.section import Section, Whole
+from fedray.errors import near_miss
 
 
 class SamplingConfig(Section):
@@ -20,8 +21,20 @@ class SamplingConfig(Section):
 
     @classmethod
     def of(cls, value: str | dict[str, Any]) -> SamplingConfig:
-        """Makes it from the value of ``train.sampling``."""
-        return cls(**({"kind": value} if isinstance(value, str) else value))
+        """Makes it from the value of ``train.sampling``. Raises :class:`ValueError` if it is wrong."""
+        keys = {"kind": value} if isinstance(value, str) else value
+        for key in keys.keys() - cls.model_fields.keys():
+            raise ValueError(f"there is no key {key}{near_miss(key, cls.model_fields)} in train.sampling")
+        kind, kinds = keys.get("kind"), get_args(cls.model_fields["kind"].annotation)
+        if kind not in kinds:
+            hint = near_miss(str(kind), kinds)
+            raise ValueError(f"train.sampling: there is no kind {kind!r}{hint}; there are {', '.join(kinds)}")
+        try:
+            return cls(**keys)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(["train.sampling", *map(str, first["loc"])])
+            raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
     @model_validator(mode="after")
     def _check_keys(self) -> SamplingConfig:

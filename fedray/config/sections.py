@@ -71,7 +71,9 @@ class RunConfig(Section):
         0, ge=0, description="score the global model after so many plain local steps on each client of the cohort"
     )
     finetune_layers: list[str] | None = Field(
-        None, description="of which layers these steps are, as names, patterns, head or base; unset: of all"
+        None,
+        min_length=1,
+        description="of which layers these steps are, as names, patterns, head or base; unset: of all",
     )
     targets: list[Real] = Field([], description="values of the main metric whose first round is reported")
     stop_at: Real | None = Field(None, description="end the run when the main metric has reached this value")

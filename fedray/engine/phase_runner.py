@@ -140,7 +140,8 @@ class PhaseRunner:
         if self.upload_steps is not None:
             result = self.upload_steps.apply(result, client, phase, task.states[rows])
         if client.private is not None:
-            uploads = {name: replace(u, value=client.private.without(u.value)) for name, u in result.uploads.items()}
+            width = self.clients.network.layout.width
+            uploads = {n: replace(u, value=client.private.without(u.value, width)) for n, u in result.uploads.items()}
             result = replace(result, uploads=uploads)
         if result.state:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
@@ -153,10 +154,15 @@ class PhaseRunner:
             counts = self.clients.network.layout.whole_numbers if is_model else ()
             value = upload.value.row if isinstance(upload.value, Model) else upload.value
             gathers = upload.weights == "gather" or (self._robust and upload.weights in MEANS)
+            if self._robust and not gathers:
+                raise UserError(
+                    f"train.aggregation, attack: {type(self.algorithm).__name__} uploads {name} as a {upload.weights}, "
+                    "in whose place nothing else can be put"
+                )
             empty = LeafRows(Rows(task.members)) if gathers else LeafSum(TreeSum(task.members), counts)
             leaf = leaves.setdefault(name, empty)
             leaf.add(position, value, self._weights(upload, client, task.members))
-            whole = merged.sums.setdefault(name, PartialSum({}, upload.weights, is_model))
+            whole = merged.sums.setdefault(name, PartialSum({}, upload.weights, is_model, None, gathers))
             if upload.scale is not None:
                 whole.scale = whole.scale or list(nothing)
                 self._later.append(partial(_write, whole.scale, rows, upload.scale))

@@ -1,11 +1,13 @@
-"""Puts gathered uploads together where a robust rule takes the place of their mean."""
+"""Puts gathered uploads together where a robust rule takes the place of their mean, after an attack on them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
+from fedray.algorithms.messages import MEANS
 from fedray.core.vectors import Model, Vector
 from fedray.engine.state.run import RunState
 from fedray.experiment.robust import Robust
@@ -15,38 +17,95 @@ KEPT = "aggregate of"
 
 
 def robust_sums(
-    sums: Mapping[str, Vector], means: Collection[str], robust: Robust | None, state: RunState
+    sums: Mapping[str, Vector],
+    gathered: Mapping[str, str],
+    robust: Robust | None,
+    state: RunState,
+    tell: Callable[[str], None],
 ) -> Mapping[str, Vector]:
     """Returns the ``sums`` of what clients have sent, in which what ``robust`` makes of their rows takes the place of
-    the uploads ``means``, of which ``sums`` has a row for each client. Byzantine clients have attacked before."""
+    means. Byzantine clients have attacked before.
+
+    Args:
+        sums: The uploads by name, with a row for each client where they are ``gathered``.
+        gathered: The kind of each gathered upload, such as "weighted_mean".
+        robust: The rule and the attack, None if there are none.
+        state: The state of the run.
+        tell: Shows a line to the user.
+    """
     if robust is None:
         return sums
-    return {
-        name: _together(name, place, value, robust, state) if name in means else value
-        for place, (name, value) in enumerate(sums.items())
-    }
+    found = dict(sums)
+    for place, (name, kind) in enumerate(gathered.items()):
+        value = sums[name]
+        rows = value.row if isinstance(value, Model) else value
+        updates, base = _updates(value, state)
+        if robust.attack is not None:
+            sent = _sent(rows, state)
+            attacked = updates[:, sent].flatten(1)
+            cohort, number = state.server.cohort, state.server.round
+            updates[:, sent] = robust.attack.upload(attacked, cohort.ids, number, place).view_as(updates[:, sent])
+        if kind in MEANS:
+            total = base + _together(name, kind, updates, robust, state, tell)
+            found[name] = _as_before(value, total, rows[0], state)
+        else:
+            found[name] = _as_before(value, updates.double() + base, rows, state)
+    return found
 
 
-def _together(name: str, place: int, value: Vector, robust: Robust, state: RunState) -> Vector:
-    server, cohort = state.server, state.server.cohort
-    rows = value.row if isinstance(value, Model) else value
-    base = server["x"].row if isinstance(value, Model) else torch.zeros_like(rows[0])
-    updates = rows - base
-    counts = state.layout.whole_numbers if isinstance(value, Model) else ()
-    for part in counts:
-        updates[:, part] = 0
-    if isinstance(value, Model) and state.private is not None:
-        updates[:, state.private] = 0
-    if robust.attack is not None:
-        updates = robust.attack.upload(updates, cohort.ids, server.round, place)
-    weights = torch.tensor(cohort.weights, device=rows.device, dtype=torch.float32)
+def _together(
+    name: str, kind: str, updates: Tensor, robust: Robust, state: RunState, tell: Callable[[str], None]
+) -> Tensor:
+    """Returns what the rule makes of the ``updates [m, ...]``, float64."""
+    server, flat = state.server, updates.flatten(1)
+    if len(flat) < robust.rule.least():
+        tell(
+            f"round {server.round}: {len(flat)} clients have answered, and train.aggregation needs "
+            f"{robust.rule.least()}: the model stays as it is"
+        )
+        return torch.zeros_like(updates[0], dtype=torch.float64)
+    uniform = [1 / len(flat)] * len(flat)
+    weights = torch.tensor(server.cohort.weights if kind == "weighted_mean" else uniform, device=flat.device)
     key = f"{KEPT} {name}"
-    found = robust.rule(updates, weights, server[key] if key in server.vectors else None)
+    made = robust.rule(flat, weights, server[key] if key in server.vectors else None)
     if robust.rule.keeps:
-        server[key] = found
+        server[key] = made
+    return made.double().view_as(updates[0])
+
+
+def _updates(value: Vector, state: RunState) -> tuple[Tensor, Tensor]:
+    """Returns the rows of ``value`` as differences from the server's model, without what is not sent, float32, and what
+    was taken from them, float64. Of vectors nothing is taken."""
     if not isinstance(value, Model):
-        return base + found
-    total = base.double() + found.double()
-    for part in counts:
-        total[part] = rows[0, part].double()
-    return state.layout.rounded(total)
+        return value.clone(), torch.zeros_like(value[0], dtype=torch.float64)
+    x = state.server["x"].row
+    updates = value.row - x
+    for part in state.layout.whole_numbers:
+        updates[:, part] = 0
+    if state.private is not None and state.server.round >= state.private_from:
+        updates[:, state.private] = 0
+    return updates, x.double()
+
+
+def _sent(rows: Tensor, state: RunState) -> Tensor:
+    """Returns the places of the numbers on which clients can lie: the parameters that they send, int64. Running
+    statistics stay what they are, because nobody could evaluate a model with a negative variance."""
+    if rows.shape[1:] not in ((state.layout.width,), (state.layout.row_width,)):
+        return torch.arange(rows.shape[1], device=rows.device)
+    places = torch.zeros(rows.shape[1], dtype=torch.bool)
+    for slot in state.layout.slots:
+        places[slot.start : slot.start + slot.size] = True
+    if state.private is not None and state.server.round >= state.private_from:
+        private = state.private.cpu()
+        places[private[private < len(places)]] = False
+    return places.nonzero().flatten().to(rows.device)
+
+
+def _as_before(value: Vector, total: Tensor, rows: Tensor, state: RunState) -> Vector:
+    """Returns ``total [..., d]``, float64, as a model or a vector like ``value``. Counts are those of ``rows``, because
+    they are no numbers to be added."""
+    if not isinstance(value, Model):
+        return total.float()
+    for part in state.layout.whole_numbers:
+        total[..., part] = rows[..., part].double()
+    return state.layout.rounded(total) if total.dim() == 1 else state.layout.model(total.float())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,12 +165,17 @@ def _train(
         for task, found in queue.run(tasks, sticky=len(sent) > 1):
             sums.add(task, found)
             queue.pool.drop(result.add(task, found))
-        totals = robust_sums(sums.totals(), sums.means, experiment.robust, state)
+        totals = robust_sums(sums.totals(), sums.gathered, experiment.robust, state, partial(_tell, queue))
         algorithm.server_update(server, phase, state.with_private(totals), sums.scalars)
 
     result.samples = cutter.samples
     cutter.learn(result.worker_seconds, result.samples)
     return compare()
+
+
+def _tell(queue: TaskQueue, line: str) -> None:
+    """Shows a line to the user, and notes it in the records of the run."""
+    queue.note(PhaseResult({}, {}, {}, lines=(line,)))
 
 
 def start_server_training(

@@ -262,7 +262,8 @@ class Run:
     def _finish(self, status: str) -> None:
         model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.clients.network.layout
         self._save_model("model.safetensors")
-        self._save_personal_models()
+        if status != "interrupted":
+            self._save_personal_models()
         self.recorder.withdraw_promise(nondeterministic_operations())
         self.recorder.finish(
             status,

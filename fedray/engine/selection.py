@@ -38,8 +38,13 @@ def chosen_of(
         losses = {client: known.get(client, math.inf) for client in candidates.tolist()}
     else:
         losses = _measured(candidates, number, state, experiment, cutter, queue)
-    order = sorted(losses, key=lambda client: (-losses[client], client))
+    order = sorted(losses, key=lambda client: (-_known(losses[client]), client))
     return np.sort(np.array(order[: experiment.clients_drawn], np.int64)), losses
+
+
+def _known(loss: float) -> float:
+    """Returns ``loss``, or minus infinity if it is not a number, as of a client all of whose tokens are ignored."""
+    return -math.inf if math.isnan(loss) else loss
 
 
 def remember(losses: Mapping[int, float], state: RunState) -> None:
@@ -60,4 +65,4 @@ def _measured(
     losses: dict[int, float] = {}
     for task, found in queue.run(tasks, sticky=False):
         losses |= dict(zip(task.ids, found.scalars["loss"], strict=True))
-    return losses
+    return {client: losses[client] for client in candidates.tolist()}

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import Algorithm
-from fedray.algorithms.messages import MEANS
 from fedray.core.tree import Rows, TreeSum, tree_for
 from fedray.core.vectors import Layout, Model, Vector
 from fedray.engine.memory import available
@@ -35,7 +34,8 @@ class CohortSums:
 
     ``phase`` is the name of the phase, and ``members`` the number of clients in the cohort. ``layout`` says where the
     parameters are in a model's row of numbers. The attribute ``scalars`` has the numbers that clients send one by one
-    (``Result.scalars``): it maps each name to a list with a number for each client, in the order of ids.
+    (``Result.scalars``): it maps each name to a list with a number for each client, in the order of ids. ``gathered``
+    has the uploads of which the clients' rows come one by one, each with its kind, such as "weighted_mean".
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class CohortSums:
         self._trees: dict[str, TreeSum | Rows] = {}
         self._scales: dict[str, list[float]] = {}
         self._models: set[str] = set()
-        self.means: set[str] = set()
+        self.gathered: dict[str, str] = {}
 
     def add(self, task: PhaseTask, found: PhaseResult) -> None:
         """Adds the result ``found`` of ``task`` to the sums.
@@ -65,8 +65,8 @@ class CohortSums:
                 there, is_copy = tensor_over(value).to(self.device), self.device.type != "cpu"
                 tree = self._trees.setdefault(name, tree_for(there, self.members))
                 tree.add(node, there, read_only=not (value.flags.writeable or is_copy))
-            if partial.weights in MEANS and isinstance(self._trees[name], Rows):
-                self.means.add(name)
+            if partial.gathered:
+                self.gathered[name] = partial.weights
             if partial.is_model:
                 self._models.add(name)
             if partial.scale is not None:

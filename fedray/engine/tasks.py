@@ -94,13 +94,14 @@ class PartialSum:
     tensors on the worker's device, and arrays after :meth:`pack`. ``weights`` is the name of the rule by which the
     upload is weighted, such as "weighted_mean" (:class:`~fedray.algorithms.Upload`), and ``is_model`` says whether the
     upload is a model. ``scale`` has the numbers s_i of the task's clients if ``weights`` is "mean_by", and is None
-    otherwise.
+    otherwise. If the upload is ``gathered``, ``nodes`` has the clients' rows themselves, float32.
     """
 
     nodes: Mapping[Node, Tensor | NDArray[np.float64]]
     weights: str
     is_model: bool
     scale: list[float] | None = None
+    gathered: bool = False
 
     def pack(self) -> None:
         """Turns the tensors in ``nodes`` into NumPy arrays, so that they can be sent to another process."""

@@ -42,17 +42,19 @@ class UploadSteps:
         ``client`` is the object that the phase got, which stands for all of these clients. ``handles`` has for each
         client a reference to the state with which it began the round, or None if it had no state.
         """
+        layout = self.clients.network.layout
         uploads: dict[str, Upload] = {}
         kept: dict[str, Vector] = {}
         for number, (name, upload) in enumerate(result.uploads.items()):
-            if name == UPDATE:
-                # the update that run.diagnostics measures, which no real client would send
+            of_parameters = isinstance(upload.value, Model) or upload.value.shape[1:] == (layout.width,)
+            if name == UPDATE or not of_parameters:
+                # the update that run.diagnostics measures, which no real client would send; or other numbers
                 uploads[name] = upload
                 continue
             rows, base = self._rows_of(upload.value, client)
             whole, shared = rows, None if client.private is None else client.private.shared(rows.shape[1])
             rows = rows if shared is None else rows[:, shared]
-            for place, step in enumerate(self.steps):
+            for place, step in enumerate(self.steps if rows.shape[1] else ()):
                 of_rows = UploadRows(
                     name, phase, client.round, client.stack.ids, self.clients.experiment.training.seed,
                     place * MOST_UPLOADS + number,

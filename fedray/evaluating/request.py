@@ -74,7 +74,8 @@ def request_of(
     file = path / "model.safetensors" if path.is_dir() else path
     # a client's model of a round is in RUN/local/ROUND
     run = file.parents[2] if file.parent.parent.name == LOCAL else file.parent
-    run = file.parents[1] if file.parent.name == PERSONAL else run
+    if file.parent.name == PERSONAL and file.name != "model.safetensors":
+        run = file.parents[1]
     recorded = run / "config.yaml"
     if path.is_dir() and not recorded.exists():
         raise UserError(f"{target} is not the folder of a run: it has no config.yaml")

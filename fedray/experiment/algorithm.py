@@ -52,6 +52,10 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
             f"train.momentum_reset=never: {name} has {len(algorithm.phases)} phases, and momentum needs one"
         )
     _check_private(config, algorithm)
+    if algorithm.several_models and config.run.diagnostics:
+        raise UserError(f"run.diagnostics: clients of {name} do not all begin with the same model")
+    if algorithm.several_models and config.model.weights:
+        raise UserError(f"model.weights: the models of {name} begin with different weights, drawn by run.seed")
     if train.momentum_reset == "never" and config.run.diagnostics == "virtual":
         raise UserError("run.diagnostics=virtual: clients keep their momentum (train.momentum_reset=never); use true")
     return algorithm

@@ -67,6 +67,10 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
         absent = [client for client in ([] if asked == "all" else asked) if client >= data.clients]
         if absent:
             raise UserError(f"run.{key}: there is no client {absent[0]}, but 0 to {data.clients - 1}")
+    asked = config.run.personal_models_of
+    empty = [client for client in ([] if asked == "all" else asked) if not data.sizes()[client]]
+    if empty:
+        raise UserError(f"run.personal_models_of: client {empty[0]} has no samples")
     if config.run.personal_models_of and not (algorithm.has_personal_model() or config.model.private):
         raise UserError(f"run.personal_models_of: algorithm.name={config.algorithm.name} has no personal models")
     digests = data_digests(source, data)

@@ -68,7 +68,10 @@ def model_stage(
     facts, notes_on_private = with_private(facts, module, patterns) if patterns else (facts, [])
     if config.run.finetune_layers:
         layout = Layout(module, facts.behaviour.changing)
-        private_names(module, layout, config.run.finetune_layers, "run.finetune_layers")
+        if not private_names(module, layout, config.run.finetune_layers, "run.finetune_layers"):
+            raise UserError(
+                f"run.finetune_layers: the model has none that {', '.join(config.run.finetune_layers)} names"
+            )
     if unknown_layer(module) is not None:
         require_no_hidden_state(make, task, x, y, facts.behaviour, name)
     if training.algorithm.needs_classes and task.kind not in ("classification", "tokens"):

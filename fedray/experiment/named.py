@@ -45,9 +45,16 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
             f"train.upload: clients of {config.algorithm.name} send the lengths of their uploads, which would not be "
             "those of what the steps leave"
         )
+    if steps and algorithm.several_models:
+        raise UserError(f"train.upload: clients of {config.algorithm.name} do not all begin with the same model")
     for number, step in enumerate(steps):
         if isinstance(step, UploadStep):
             step.follows(steps[:number])
+        if getattr(step, "keeps", False) and algorithm.private_from > 1:
+            raise UserError(
+                f"train.upload: {type(step).__name__} keeps something of each client, and the first rounds of "
+                f"{config.algorithm.name} send more than the others"
+            )
         if getattr(step, "keeps", False) and len(algorithm.phases) > 1:
             raise UserError(
                 f"train.upload: {type(step).__name__} keeps something of each client, which needs an algorithm of one "

@@ -66,7 +66,10 @@ def robust_of(
         raise UserError("attack.kind=label_flip changes class numbers, which this task does not have")
     notes = []
     if (size := 4 * numbers * cohort) > SMALL:
-        notes.append(f"train.aggregation: the server needs {size / 1e9:.3g} GB for the {cohort} uploads of a round")
+        notes.append(
+            f"train.aggregation: the {cohort} uploads of a round are {size / 1e9:.3g} GB, and the server needs up to "
+            "six times as much for them"
+        )
     byzantine = frozenset[int]()
     if attack.kind is not None:
         assert attack.fraction is not None

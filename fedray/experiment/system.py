@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedray.algorithms import Algorithm, known_algorithms
 from fedray.config import Config
+from fedray.config.sampling import SamplingConfig
 from fedray.config.system import SystemConfig
 from fedray.core.upload import UploadStep
 from fedray.data.federated import FederatedData
@@ -85,7 +86,7 @@ def system_stage(
 def _check_buffered(config: Config, algorithm: Algorithm, cohort: int, clients: int) -> None:
     """Checks that rounds can be asynchronous, and raises :class:`UserError` if not."""
     name, concurrency = config.algorithm.name, config.system.concurrency
-    if config.train.sampling != "uniform":
+    if SamplingConfig.of(config.train.sampling).kind != "uniform":
         raise UserError(f"system.mode=buffered draws clients one by one: train.sampling={config.train.sampling} can't")
     if not allows_asynchronous(type(algorithm)):
         able = sorted(known for known, cls in known_algorithms().items() if allows_asynchronous(cls))

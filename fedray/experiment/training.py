@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
@@ -65,7 +65,10 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     defaults = algorithm.resolved_defaults(cohort_size, data.active, local.local_steps)
     if missing := defaults_for_nulls(algorithm.hyper, defaults):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=missing))
-    weighting = algorithm.weighting if train.weighting == "auto" else train.weighting
+    # who is drawn in proportion to its samples would count for them twice
+    by_samples = SamplingConfig.of(train.sampling).kind in ("weighted", "power_of_choice")
+    usual: Literal["samples", "uniform"] = "uniform" if by_samples else algorithm.weighting
+    weighting = usual if train.weighting == "auto" else train.weighting
     advice = algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr)
     return TrainingStage(
         algorithm=algorithm,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedray.core.seeds import Purpose, torch_seed
+from fedray.core.seeds import Purpose, stream
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Attack:
             rows: The uploads of the m ``clients`` of a cohort, float32 ``[m, d]``, which are overwritten.
             clients: Their numbers.
             round: The round, from 1.
-            place: The number of the upload among those of the round, so that each has noise of its own.
+            place: The number of the upload among those of the phase, so that each has noise of its own.
         """
         lies = [client in self.byzantine for client in clients]
         if self.kind == "label_flip" or not any(lies):
@@ -48,8 +49,8 @@ class Attack:
         elif self.kind == "noise":
             for position, client in enumerate(clients):
                 if lies[position]:
-                    drawn = torch.Generator().manual_seed(torch_seed(self.seed, Purpose.ATTACK, round, client, place))
-                    noise = torch.randn(rows.shape[1], generator=drawn)
+                    drawn = stream(self.seed, Purpose.ATTACK, round, client, place)
+                    noise = torch.from_numpy(drawn.standard_normal(rows.shape[1], dtype=np.float32))
                     rows[position] = (self.strength or 1.0) * noise.to(rows.device)
         elif all(lies):
             rows[:] = 0

@@ -33,6 +33,15 @@ class Rule:
         raise NotImplementedError
 
 
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """Returns the sum of ``rows [m, d]``, each times its number in ``weights [m]``, added up in double precision, row
+    by row, float32 ``[d]``."""
+    total = torch.zeros_like(rows[0], dtype=torch.float64)
+    for weight, row in zip(weights.double(), rows, strict=True):
+        total += weight * row.double()
+    return total.float()
+
+
 def lengths(rows: Tensor) -> Tensor:
     """Returns the lengths of ``rows [m, d]``, added up in double precision, float32 ``[m]``."""
     return torch.stack([row.double().norm() for row in rows]).float()

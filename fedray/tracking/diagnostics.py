@@ -55,7 +55,7 @@ class Measured(Algorithm):
         """
         sent = next(value for value in client.shared.values() if isinstance(value, Model))
         update = carry.model.parameters - sent.parameters
-        return update if client.private is None else cast(Tensor, client.private.without(update))
+        return update if client.private is None else cast(Tensor, client.private.without(update, update.shape[-1]))
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         result, update = super().end(client, carry), self.update_of(client, carry)

@@ -38,7 +38,6 @@ RESULT_KEYS_OF_ENGINE = (
 IGNORED = (
     "run.output", "run.working_copy", "run.output_timeout", "run.checkpoint_every", "run.keep_checkpoints",
     "run.resume", "run.rounds", "run.callbacks", "run.local_models_of", "run.local_models_in",
-    "run.personal_models_of",
     # the data, model and weights behind these keys are compared directly
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip

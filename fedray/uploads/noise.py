@@ -14,7 +14,8 @@ from fedray.uploads.clip import Clip
 
 class Noise(UploadStep):
     """Adds N(0, (z S)^2) to each number of an upload, where S is the length to which a step ``clip`` before it has
-    shortened the upload. ``multiplier`` is z.
+    shortened the upload. ``multiplier`` is z. A step between the two may lengthen an upload again, as error feedback
+    does; the noise is then less than z times its length.
 
     Dwork and Roth: The Algorithmic Foundations of Differential Privacy, 2014, Appendix A (the Gaussian mechanism).
     """
@@ -35,7 +36,7 @@ class Noise(UploadStep):
 
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:
         for number, row in enumerate(rows):
-            noise = torch.randn(row.shape, generator=upload.generator(number))
+            noise = torch.empty(row.shape).normal_(generator=upload.generator(number))
             row.add_(noise.to(row.device), alpha=self.multiplier * self.norm)
         return rows
 

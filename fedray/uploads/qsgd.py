@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from fedray.core.upload import BYTES_PER_NUMBER, UploadRows, UploadStep
+from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
 from fedray.gradients.rows import squared_norms
+from fedray.uploads.compression import Compression
 
 
-class QSGD(UploadStep):
+class QSGD(Compression):
     """Rounds the numbers of an upload u at random, without bias: sign(u) ||u||_2 xi, where xi is one of the two
     multiples of 1 / s next to |u| / ||u||_2. ``levels`` is s.
 
@@ -28,7 +29,7 @@ class QSGD(UploadStep):
         lengths = squared_norms(rows).sqrt().float()
         for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             if length > 0:
-                drawn = torch.rand(row.shape, generator=upload.generator(number)).to(row.device)
+                drawn = torch.empty(row.shape).uniform_(generator=upload.generator(number)).to(row.device)
                 level = (row.abs() / length * self.levels + drawn).floor()
                 row.copy_(row.sign() * (length * level / self.levels))
         return rows

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedray.core.upload import BYTES_PER_NUMBER, UploadRows, UploadStep
+from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
+from fedray.uploads.compression import Compression
 
 
-class Quantize(UploadStep):
+class Quantize(Compression):
     """Rounds the numbers of an upload at random, without bias, to one of the 2^b values that divide the range from its
     least to its greatest number evenly. ``bits`` is b, at most 16.
 
@@ -25,7 +26,7 @@ class Quantize(UploadStep):
             least, greatest = row.aminmax()
             step = (greatest - least) / (2**self.bits - 1)
             if step > 0:
-                drawn = torch.rand(row.shape, generator=upload.generator(number)).to(row.device)
+                drawn = torch.empty(row.shape).uniform_(generator=upload.generator(number)).to(row.device)
                 level = ((row - least) / step + drawn).floor().clamp(max=2**self.bits - 1)
                 row.copy_(least + level * step)
         return rows

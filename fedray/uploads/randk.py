@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedray.core.upload import BYTES_PER_NUMBER, UploadRows, UploadStep
+from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
+from fedray.uploads.compression import Compression
 from fedray.uploads.topk import check_k, count_of
 
 SEED_BYTES = 8
 
 
-class RandK(UploadStep):
+class RandK(Compression):
     """Sends k of the d numbers of an upload, drawn for each client and round, times d / k, so that the mean over draws
     is the upload. ``k`` is their number, or a fraction of all. The server knows the places from the client's seed.
 
@@ -27,7 +28,12 @@ class RandK(UploadStep):
         count = count_of(self.k, numbers)
         sent = torch.zeros_like(rows)
         for number, (row, out) in enumerate(zip(rows, sent, strict=True)):
-            chosen = torch.randperm(numbers, generator=upload.generator(number))[:count].to(row.device)
+            chosen = (
+                torch.empty(numbers)
+                .uniform_(generator=upload.generator(number))
+                .argsort(stable=True)[:count]
+                .to(row.device)
+            )
             out[chosen] = row[chosen] * (numbers / count)
         return sent
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedray.core.upload import BYTES_PER_NUMBER, UploadRows, UploadStep
+from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
 from fedray.gradients.rows import by_rows
+from fedray.uploads.compression import Compression
 
 
-class Sign(UploadStep):
+class Sign(Compression):
     """Sends the signs of an upload u, times the mean of its absolute values: C(u) = sign(u) mean |u|. The sign of 0 is
     +.
 

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from fedray.core.upload import BYTES_PER_NUMBER, UploadRows, UploadStep
+from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
+from fedray.uploads.compression import Compression
 
 
 def count_of(k: float, numbers: int) -> int:
@@ -22,7 +23,7 @@ def check_k(k: float) -> None:
         raise ValueError(f"k must be a whole number, or a fraction between 0 and 1, not {k}")
 
 
-class TopK(UploadStep):
+class TopK(Compression):
     """Sends the k numbers of an upload u whose absolute values are largest, C(u), and zeros for the others. Of equal
     ones the first are sent. ``k`` is their number, or a fraction of all.
 

@@ -171,6 +171,7 @@ def test_noise_after_compression_is_sent_whole(tmp_path):
         ([{"qsgd": 0}], "levels must be a whole number"),
         ([{"quantize": 17}], "bits must be a whole number from 1 to 16"),
         ([{"noise": 1.0}, {"clip": 1.0}], "put a clip before it"),
+        ([{"topk": 3}, {"clip": 1.0}, {"qsgd": 2}], "topk and qsgd both make uploads smaller"),
         (["clip"], r"train\.upload=clip can't be made"),
         (["clp"], r"train\.upload: there is no 'clp' \(did you mean 'clip'\?\)"),
         ([{"topk": {"k": 3, "feedback": True}}], "feedback"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from torch import nn
 from fedray import UserError
 from fedray.algorithms import Result, Upload
 from fedray.algorithms.fedavg import FedAvg
-from fedray.core.vectors import Model
+from fedray.core.vectors import Layout, Model
+from fedray.engine.sums import CohortSums
+from fedray.engine.tasks import PartialSum, PhaseResult
 from fedray.robust import RULES
 from fedray.robust.attacks import Attack
 from fedray.testing.contracts import assert_same
@@ -39,7 +42,10 @@ def krum_scores(rows, f):
 def bulyan(rows, f):
     left, chosen = list(range(len(rows))), []
     while len(chosen) < len(rows) - 2 * f:
-        best = left[int(np.argmin(krum_scores(rows[left], f)))]
+        # of nearest neighbours that are each other's the one that is nearer to the farthest
+        squares = np.sort(((rows[left][:, None] - rows[left][None]) ** 2).sum(axis=2), axis=1)
+        scores = krum_scores(rows[left], f).round(9)
+        best = left[min(range(len(left)), key=lambda i: (scores[i], *squares[i][::-1]))]
         chosen.append(best)
         left.remove(best)
     rows = rows[chosen]
@@ -198,7 +204,7 @@ class Normed(nn.Module):
 
 
 def test_running_statistics_and_counts(tmp_path):
-    keys = {"train__weighting": "uniform", "call": {"model": Normed()}, "model__name": None, "model__init": None}
+    keys = {"train__weighting": "uniform", "call": {"model": Normed()}, "model__name": None, "model__hidden": None}
     plain = run(tmp_path / "plain", **keys)
     robust = run(tmp_path / "robust", train__aggregation={"kind": "multi_krum", "f": 0}, **keys)
     assert robust.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-4)
@@ -216,11 +222,14 @@ def test_a_rule_withstands_what_the_mean_does_not(tmp_path):
 class Gathering(FedAvg):
     """FedAvg whose server takes the mean itself."""
 
+    allows_aggregation = True
+
     def end(self, client, carry):
         return Result({"y": Upload.gather(carry["y"]), "n": Upload.gather(client.n)})
 
     def server_update(self, server, phase, sums, scalars):
-        assert [int(n) for n in sums["n"][:, 0]] == list(server.cohort.sizes)
+        # an attacker lies about everything that it sends
+        assert [abs(int(n)) for n in sums["n"][:, 0]] == list(server.cohort.sizes)
         p = torch.tensor(server.cohort.weights)[:, None]
         rows = sums["y"].row.double() * p
         server.move(Model(rows.sum(dim=0).float(), sums["y"].width))
@@ -231,6 +240,52 @@ def test_an_algorithm_may_gather(tmp_path):
     own = run(tmp_path / "own", algorithm=f"{__file__}:Gathering")
     assert own.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-5)
     assert_same(own, run(tmp_path / "chunks", algorithm=f"{__file__}:Gathering", engine__chunk=1))
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_results_whose_values_come_with_another_result(gathered):
+    """As from another node, which sends the values of all its tasks together, with the last result."""
+    layout = Layout(nn.Linear(3, 2))
+    sums = CohortSums(FedAvg(), "train", 4, layout, torch.device("cpu"))
+    rows = [torch.full((5,), float(2**place), dtype=torch.float32 if gathered else torch.float64) for place in range(4)]
+    nodes = {(0, place): row.numpy() for place, row in enumerate(rows)}
+    for place in range(4):
+        found = PartialSum(nodes if place == 3 else {}, "sum", False, None, gathered)
+        task = SimpleNamespace(positions=[place])
+        sums.add(task, PhaseResult({"n": found}, {}, {}))
+    total = sums.totals()["n"]
+    assert total.tolist() == (torch.stack(rows).tolist() if gathered else [15.0] * 5)
+    assert sums.gathered == ({"n": "sum"} if gathered else {})
+
+
+def test_what_is_left_of_a_cohort_may_be_too_few(tmp_path):
+    """With drop-out a round of fewer clients than the rule needs leaves the model as it is, and says so."""
+    keys = {"train__aggregation": {"kind": "krum", "f": 1}, "system__dropout": 0.5, "run__rounds": 8}
+    made = run(tmp_path, train__cohort_size=5, **keys)
+    few = made.metrics[made.metrics.cohort_size < 5]["round"].tolist()
+    log = (made.folder / "log.txt").read_text()
+    assert few
+    assert all(f"round {number}: " in log and "the model stays as it is" in log for number in few)
+    losses = [None, *made.metrics.test_loss]
+    assert [losses[r] == losses[r - 1] for r in range(2, 9)] == [r in few for r in range(2, 9)]
+
+
+def test_an_attack_on_gathered_uploads(tmp_path):
+    own = f"{__file__}:Gathering"
+    plain = run(tmp_path / "plain", algorithm=own)
+    attacked = run(tmp_path / "attacked", algorithm=own, attack__kind="sign_flip", attack__fraction=0.3)
+    assert attacked.summary["model_sha256"] != plain.summary["model_sha256"]
+    mean = run(tmp_path / "mean", attack__kind="sign_flip", attack__fraction=0.3)
+    assert attacked.metrics.test_loss.tolist() == pytest.approx(mean.metrics.test_loss.tolist(), rel=1e-4)
+
+
+def test_private_layers_are_no_part_of_it(tmp_path):
+    keys = {"train__weighting": "uniform", "model__private": ["head"]}
+    plain = run(tmp_path / "plain", **keys)
+    robust = run(tmp_path / "robust", train__aggregation={"kind": "norm_bound", "norm": 1e9}, **keys)
+    assert robust.metrics.personalized_accuracy.tolist() == plain.metrics.personalized_accuracy.tolist()
+    noise = {"attack__kind": "noise", "attack__fraction": 0.2}
+    assert run(tmp_path / "noise", **keys, **noise).summary["status"] == "completed"
 
 
 @pytest.mark.parametrize(

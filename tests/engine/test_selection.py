@@ -45,10 +45,10 @@ def test_weighted_cohorts_have_the_shares_of_samples():
 
 def losses_at(model, data):
     """Each client's mean loss over all its samples, by torch alone."""
-    found = {}
+    found, source = {}, small_source()
     for client in range(data.clients):
         places = data.client(client)
-        x, y = torch.from_numpy(np.asarray(data.x_train[places])), torch.from_numpy(np.asarray(data.y_train[places]))
+        x, y = torch.from_numpy(source.x_train[places]), torch.from_numpy(source.y_train[places])
         found[client] = float(F.cross_entropy(model(x).double(), y))
     return found
 
@@ -130,10 +130,13 @@ def test_costs_of_candidates(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"train__sampling": "weihgted"}, "weihgted"),
+        (
+            {"train__sampling": "weihgted"},
+            r"train\.sampling: there is no kind 'weihgted' \(did you mean 'weighted'\?\)",
+        ),
         ({"train__sampling": {"kind": "power_of_choice"}}, "kind=power_of_choice needs candidates"),
         ({"train__sampling": {"kind": "cyclic", "candidates": 3}}, "candidates is for kind=power_of_choice"),
-        ({"train__sampling": {"kind": "uniform", "candidate": 3}}, "candidate"),
+        ({"train__sampling": {"kind": "uniform", "candidate": 3}}, r"there is no key candidate \(did you mean"),
         ({"train__sampling": CHOICE, "train__cohort_size": 6}, "candidates=5 must be at least 6"),
         ({"train__sampling": CHOICE | {"candidates": 5000}, "train__cohort_size": 2}, "and at most"),
         ({"train__sampling": CHOICE, "train__cohort_size": 2, "system__latency_ms": 3}, "are not on the virtual clock"),

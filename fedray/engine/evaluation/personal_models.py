@@ -17,6 +17,9 @@ from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import PERSONAL_PREFIX, ScoreResult, ScoreTask, positions
 from fedray.experiment.experiment import Experiment
 
+AT_ONCE = 1 << 27
+"""About how many bytes of models a worker returns at once."""
+
 
 def make_personal_models(
     ids: Sequence[int],
@@ -33,7 +36,8 @@ def make_personal_models(
     handle = queue.pool.publish({PERSONAL_PREFIX + name: value for name, value in broadcast.shared.items()})
     undivided = stacks(len(ids), experiment.chunk) if experiment.vectorize and experiment.chunk else None
     tasks = []
-    for blocks in cut_into_tasks([1] * len(ids), queue.pool.slots, undivided=undivided):
+    each = 4 * state.layout.row_width
+    for blocks in cut_into_tasks([each] * len(ids), queue.pool.slots, undivided=undivided, longest=AT_ONCE):
         places = positions(blocks)
         of_task = [members.ids[place] for place in places]
         tasks.append(

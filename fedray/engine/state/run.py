@@ -132,7 +132,7 @@ class RunState:
             return sums
         for value in sums.values():
             if isinstance(value, Model):
-                value.row[self.private] = self.server["x"].row[self.private]
+                value.row[..., self.private] = self.server["x"].row[self.private]
         return sums
 
     def is_finite(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedray.robust.rules.krum import Krum, distances, scores
+from fedray.robust.rules.krum import Krum, best, distances
 from fedray.robust.rules.median import Median
 
 
@@ -24,7 +24,7 @@ class Bulyan(Krum):
         chosen: list[int] = []
         while len(chosen) < theta:
             among = torch.tensor(left, device=rows.device)
-            chosen.append(left.pop(int(scores(squares[among][:, among], self.f).argmin())))
+            chosen.append(left.pop(best(squares[among][:, among], self.f)[0]))
         rows = rows[torch.tensor(sorted(chosen), device=rows.device)]
         median = Median()(rows, weights, None)
         nearest = (rows - median).abs().argsort(dim=0, stable=True)[: theta - 2 * self.f]

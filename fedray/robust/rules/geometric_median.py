@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedray.robust.rule import Rule, lengths
+from fedray.robust.rule import Rule, lengths, weighted_sum
 
 
 class GeometricMedian(Rule):
@@ -19,8 +19,8 @@ class GeometricMedian(Rule):
         self.nu, self.passes = nu, passes
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
-        z = weights @ rows
+        z = weighted_sum(weights, rows)
         for _ in range(self.passes):
             w = weights / lengths(rows - z).clamp(min=self.nu)
-            z = (w / w.sum()) @ rows
+            z = weighted_sum(w / w.sum(), rows)
         return z

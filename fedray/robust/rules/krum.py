@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,15 +11,20 @@ from fedray.robust.rule import Rule
 
 
 def distances(rows: Tensor) -> Tensor:
-    """Returns the squared distances of all pairs of ``rows [m, d]``, float64 ``[m, m]``."""
-    return torch.stack([torch.stack([(row - other).double().square().sum() for other in rows]) for row in rows])
+    """Returns the squared distances of all pairs of ``rows [m, d]``, float64 ``[m, m]``; those of rows that are not
+    finite are infinite."""
+    squares = torch.stack([torch.stack([(row - other).double().square().sum() for other in rows]) for row in rows])
+    return torch.nan_to_num(squares, nan=math.inf, posinf=math.inf)
 
 
-def scores(squares: Tensor, f: int) -> Tensor:
-    """Returns for each of m clients the sum of its m - f - 2 least squared distances to others, ``[m]``. ``squares``
-    are those of :func:`distances`, and ``f`` is how many clients may be Byzantine."""
+def best(squares: Tensor, f: int) -> list[int]:
+    """Returns the places of m clients in the order of the sums of their m - f - 2 least squared distances to others, of
+    equal ones in that of all their distances. ``squares`` are those of :func:`distances`, and ``f`` is how many clients
+    may be Byzantine."""
+    ordered = squares.sort(dim=1).values
     # the first is the distance to itself
-    return squares.sort(dim=1).values[:, 1 : max(2, len(squares) - f - 1)].sum(dim=1)
+    nearest = ordered[:, 1 : max(2, len(squares) - f - 1)].sum(dim=1).tolist()
+    return sorted(range(len(squares)), key=lambda place: (nearest[place], *ordered[place].flip(0).tolist()))
 
 
 class Krum(Rule):
@@ -32,10 +39,10 @@ class Krum(Rule):
         self.f = f
 
     def least(self) -> int:
-        return self.f + 3
+        return 2 * self.f + 3
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
-        return rows[scores(distances(rows), self.f).argmin()].clone()
+        return rows[best(distances(rows), self.f)[0]].clone()
 
 
 class MultiKrum(Krum):
@@ -45,5 +52,5 @@ class MultiKrum(Krum):
     """
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
-        best = scores(distances(rows), self.f).argsort(stable=True)[: len(rows) - self.f]
-        return rows[best.sort().values].mean(dim=0)
+        chosen = sorted(best(distances(rows), self.f)[: len(rows) - self.f])
+        return rows[chosen].mean(dim=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedray.robust.rule import Rule, lengths
+from fedray.robust.rule import Rule, lengths, weighted_sum
 
 
 class NormBound(Rule):
@@ -17,4 +17,4 @@ class NormBound(Rule):
         self.norm = norm
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
-        return (weights * (self.norm / lengths(rows).clamp(min=self.norm))) @ rows
+        return weighted_sum(weights * (self.norm / lengths(rows).clamp(min=self.norm)), rows)
