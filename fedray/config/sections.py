@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from fedray.config.data import DataConfig
 from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
+from fedray.config.privacy import PrivacyConfig
 from fedray.config.robust import AggregationConfig, AttackConfig
 from fedray.config.sampling import SamplingConfig
 from fedray.config.schedule import ScheduleConfig
@@ -323,6 +324,7 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     system: SystemConfig = Field(default_factory=SystemConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     attack: AttackConfig = Field(default_factory=AttackConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     for_algorithm: dict[str, dict[str, Any]] = Field(

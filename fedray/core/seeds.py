@@ -62,6 +62,8 @@ class Purpose(IntEnum):
     """The mini-batches of local steps that an algorithm makes besides those of local training."""
     ATTACK = 19
     """Which clients are Byzantine, and the noise that they send (``attack``)."""
+    PRIVACY = 20
+    """The noise of differential privacy (``privacy``)."""
 
 
 class _Unseeded(ISeedSequence):

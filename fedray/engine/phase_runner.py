@@ -22,6 +22,7 @@ from fedray.core.sending import column
 from fedray.core.tree import LeafRows, LeafSum, Rows, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import MOMENTUM, PRIVATE, Clients
+from fedray.engine.clipping import clipped
 from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
@@ -61,6 +62,7 @@ class PhaseRunner:
         self._later: deque[Callable[[], None]] = deque()
         self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
         self._robust = clients.experiment.robust is not None
+        self._privacy = clients.experiment.privacy
         self._keeps_momentum = clients.experiment.training.momentum_reset == "never"
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
@@ -143,6 +145,8 @@ class PhaseRunner:
             width = self.clients.network.layout.width
             uploads = {n: replace(u, value=client.private.without(u.value, width)) for n, u in result.uploads.items()}
             result = replace(result, uploads=uploads)
+        if self._privacy is not None and task.phase != CANDIDATES:
+            result = clipped(result, client, self._privacy.mechanism, self.clients.network.layout.width)
         if result.state:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.clock.on("transport"):

@@ -25,6 +25,7 @@ from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
+from fedray.engine.privacy import privacy_columns, released, with_clip
 from fedray.engine.robust import robust_sums
 from fedray.engine.selection import chosen_of, remember
 from fedray.engine.state.run import RunState
@@ -121,7 +122,12 @@ def run_round(
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])
     result = RoundResult(number, server.cohort, asked=asked, losses=chosen_by)
+    privacy = privacy_columns(experiment, state, number)
     compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
+    if experiment.privacy is not None and not server.cohort.ids:
+        experiment.algorithm.server_update(
+            server, experiment.algorithm.phases[0], released({}, state, experiment.privacy), {}
+        )
     with queue.profile.measure("transport"):
         queue.pool.settle()
     state.commit(number, result.states, queue.pool)
@@ -133,13 +139,17 @@ def run_round(
     if experiment.sampling.cached:
         remember({client: loss for client, loss in of_clients.items() if loss is not None}, state)
     result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
-    result.metrics = {
-        "round": number,
-        "cohort_size": len(server.cohort.ids),
-        # clients that took no gradient have no loss, which is different from a loss of NaN
-        **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
-        "round_seconds": time.perf_counter() - began,
-    } | compared
+    result.metrics = (
+        {
+            "round": number,
+            "cohort_size": len(server.cohort.ids),
+            # clients that took no gradient have no loss, which is different from a loss of NaN
+            **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
+            "round_seconds": time.perf_counter() - began,
+        }
+        | compared
+        | privacy
+    )
     return result
 
 
@@ -158,14 +168,16 @@ def _train(
         if phase == algorithm.server_training_before:
             server.vectors |= server_training.result()
         broadcast = algorithm.broadcast(server, phase)
-        sent.append(Sent(queue.pool.publish(broadcast.shared), broadcast.scalars))
+        shared = with_clip(broadcast.shared, state, experiment.privacy)
+        sent.append(Sent(queue.pool.publish(shared), broadcast.scalars))
         tasks = [task_of(part, sent, state, experiment) for part in cut]
         sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device)
         # a later phase goes to the worker that has the kept values of the phase before
         for task, found in queue.run(tasks, sticky=len(sent) > 1):
             sums.add(task, found)
             queue.pool.drop(result.add(task, found))
-        totals = robust_sums(sums.totals(), sums.gathered, experiment.robust, state, partial(_tell, queue))
+        totals = released(sums.totals(), state, experiment.privacy)
+        totals = robust_sums(totals, sums.gathered, experiment.robust, state, partial(_tell, queue))
         algorithm.server_update(server, phase, state.with_private(totals), sums.scalars)
 
     result.samples = cutter.samples

@@ -39,6 +39,12 @@ def draw_cohort(
     return np.sort(chosen)
 
 
+def draw_independently(present: NDArray[np.int64], rate: float, seed: int, round: int) -> NDArray[np.int64]:
+    """Draws each of the clients ``present``, sorted ids, for round ``round`` (from 1) with the probability ``rate``,
+    independently of the others, by ``seed``. Returns their ids, of which there may be none."""
+    return present[stream(seed, Purpose.COHORT, round).random(len(present)) < rate]
+
+
 def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     """Returns the aggregation weights p_i of a cohort's m clients, whose sum is 1. ``sizes`` has the clients' numbers
     of samples n_i. With ``weighting`` "uniform" each client has the weight ``1 / m``. With "samples" the weight is
@@ -58,5 +64,7 @@ def draw_of(sizes: NDArray[np.int64], experiment: Experiment, number: int, choic
     count = experiment.clients_drawn
     if choice and sampling.candidates is not None:
         count = sampling.candidates
+    if experiment.privacy is not None and experiment.privacy.participation is not None:
+        return draw_independently(present, experiment.privacy.participation, config.run.seed, number)
     kind = "weighted" if sampling.kind == "power_of_choice" else sampling.kind
     return draw_cohort(present, count, kind, config.run.seed, config.data.seed or 0, number, sizes[present])

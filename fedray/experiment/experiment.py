@@ -17,6 +17,7 @@ from fedray.core.schedule import Schedule
 from fedray.core.task import Task
 from fedray.core.upload import UploadStep
 from fedray.experiment.making import ModelMaker
+from fedray.experiment.privacy import Privacy
 from fedray.experiment.robust import Robust
 from fedray.models.inspection import ModelFacts
 
@@ -51,7 +52,7 @@ class Experiment:
     (:mod:`fedray.experiment.inputs`). ``asked`` maps dotted keys to the values that the user set, and ``defaults`` maps
     keys that the user left null to the values that null stands for. ``upload`` has the steps that are applied to
     clients' uploads (``train.upload``), such as clipping. ``robust`` is what takes the place of the mean of uploads, if
-    anything does.
+    anything does, and ``privacy`` how that mean is made private, if it is.
     """
 
     config: Config
@@ -75,6 +76,7 @@ class Experiment:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     upload: tuple[UploadStep, ...] = ()
     robust: Robust | None = None
+    privacy: Privacy | None = None
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -92,6 +94,11 @@ class Experiment:
         if round >= self.algorithm.private_from:
             return self.facts
         return replace(self.facts, private_parameters=0, private_buffers=0)
+
+    def is_evaluated(self, round: int) -> bool:
+        """Returns whether the model is evaluated at the end of ``round``."""
+        every = self.config.run.eval_every
+        return round == self.rounds or bool(every and round % every == 0)
 
     @property
     def keeps_states(self) -> bool:

@@ -34,6 +34,7 @@ class ModelStage(Stage):
     ``make`` is the function that makes the model, ``module`` is a model that it has made, and ``name`` is the model's
     name. ``facts`` says what the engine must know about the model: its numbers of parameters, its FLOPs, and what its
     forward pass does besides computing outputs, such as changing buffers or drawing random numbers.
+    ``statistics`` has the names of the buffers that change in training and are sent by clients.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelStage(Stage):
     module: nn.Module
     task: Task
     facts: ModelFacts
+    statistics: frozenset[str]
 
 
 def model_stage(
@@ -66,12 +68,10 @@ def model_stage(
     facts = replace(facts, late_buffers=as_made.late_buffers(module, make, x, facts.behaviour, name))
     patterns = config.model.private or training.algorithm.private
     facts, notes_on_private = with_private(facts, module, patterns) if patterns else (facts, [])
-    if config.run.finetune_layers:
-        layout = Layout(module, facts.behaviour.changing)
-        if not private_names(module, layout, config.run.finetune_layers, "run.finetune_layers"):
-            raise UserError(
-                f"run.finetune_layers: the model has none that {', '.join(config.run.finetune_layers)} names"
-            )
+    layout = Layout(module, facts.behaviour.changing)
+    finetuned = config.run.finetune_layers
+    if finetuned and not private_names(module, layout, finetuned, "run.finetune_layers"):
+        raise UserError(f"run.finetune_layers: the model has none that {', '.join(finetuned)} names")
     if unknown_layer(module) is not None:
         require_no_hidden_state(make, task, x, y, facts.behaviour, name)
     if training.algorithm.needs_classes and task.kind not in ("classification", "tokens"):
@@ -86,6 +86,7 @@ def model_stage(
         module=module,
         task=task,
         facts=facts,
+        statistics=facts.behaviour.changing - private_names(module, layout, patterns or []),
         settings={
             "task.kind": task.kind,
             "task.metric": task.main,

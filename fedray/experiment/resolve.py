@@ -26,6 +26,7 @@ from fedray.experiment.inputs import inputs_of
 from fedray.experiment.model import ModelStage, model_stage
 from fedray.experiment.named import named_uploads, with_named
 from fedray.experiment.placement import Surroundings
+from fedray.experiment.privacy import Privacy, privacy_of
 from fedray.experiment.robust import Robust, robust_of
 from fedray.experiment.stage import with_settings
 from fedray.experiment.system import SystemStage, system_stage
@@ -75,7 +76,9 @@ def resolve(
         config, algorithm, data.data, training.cohort_size, model.facts.parameters + model.facts.buffers,
         model.task.kind == "classification",
     )  # fmt: skip
-    return _experiment(config, named, upload, data, training, model, system, execution, robust), data.data
+    privacy = privacy_of(config, algorithm, model.statistics, training.cohort_size, data.data.active, training.rounds)
+    stages = (data, training, model, system, execution)
+    return _experiment(config, named, upload, stages, robust, privacy), data.data
 
 
 @neutral()
@@ -100,18 +103,16 @@ def _experiment(
     config: Config,
     custom: CustomObjects,
     upload: tuple[UploadStep, ...],
-    data: DataStage,
-    training: TrainingStage,
-    model: ModelStage,
-    system: SystemStage,
-    execution: ExecutionStage,
+    stages: tuple[DataStage, TrainingStage, ModelStage, SystemStage, ExecutionStage],
     robust: Robust | None,
+    privacy: Privacy | None,
 ) -> Experiment:
     """Puts together the experiment from the answers of the stages."""
-    stages = (data, training, model, system, execution)
+    data, training, model, system, execution = stages
+    parts = [*stages, *(part for part in (robust, privacy) if part is not None)]
     algorithm, diagnostics = training.algorithm, config.run.diagnostics
     return Experiment(
-        config=with_settings(config, ChainMap(*(dict(stage.settings) for stage in stages))),
+        config=with_settings(config, ChainMap(*(dict(part.settings) for part in parts))),
         algorithm=measured(algorithm, diagnostics if isinstance(diagnostics, str) else "")
         if diagnostics
         else algorithm,
@@ -128,10 +129,11 @@ def _experiment(
         chunk=execution.chunk,
         compile=execution.compile,
         replay=execution.replay,
-        notes=(*(note for stage in stages for note in stage.notes), *(robust.notes if robust else ())),
+        notes=tuple(note for part in parts for note in part.notes),
         inputs=inputs_of(custom, upload, data, training, model, execution.make()) | system.digests,
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},
         upload=upload,
         robust=robust,
+        privacy=privacy,
     )

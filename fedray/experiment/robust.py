@@ -14,6 +14,7 @@ from fedray.config import Config
 from fedray.core.seeds import Purpose, stream
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
+from fedray.experiment.stage import Stage
 from fedray.robust import RULES
 from fedray.robust.attacks import Attack
 from fedray.robust.rule import Rule
@@ -22,15 +23,14 @@ SMALL = 100_000_000
 """So many bytes of uploads at the server need no line."""
 
 
-@dataclass(frozen=True)
-class Robust:
+@dataclass(frozen=True, kw_only=True)
+class Robust(Stage):
     """How a server that gets the uploads of all clients one by one puts them together: by ``rule``, after an ``attack``
-    of some of them, if there is one. ``notes`` are lines for the user. ``relabel`` is what an attack makes of labels
+    of some of them, if there is one. ``relabel`` is what an attack makes of labels
     (:class:`fedray.core.local_training.LocalTraining`)."""
 
     rule: Rule
     attack: Attack | None
-    notes: tuple[str, ...] = ()
     relabel: Callable[[Tensor, Sequence[int]], Tensor] | None = None
 
 
@@ -81,7 +81,7 @@ def robust_of(
     made = Attack(attack.kind, byzantine, attack.strength, config.run.seed) if attack.kind else None
     flips = made is not None and made.kind == "label_flip"
     relabel = partial(made.labels, classes=data.classes) if made and flips else None
-    return Robust(rule, made, tuple(notes), relabel)
+    return Robust(rule=rule, attack=made, relabel=relabel, settings={}, notes=tuple(notes))
 
 
 def _check_algorithm(config: Config, algorithm: Algorithm) -> None:

@@ -13,8 +13,8 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The base class of the results of stages. A configuration is resolved in four stages (data, training, model,
-    execution), each of which decides the values of some keys.
+    """The base class of the results of stages. A configuration is resolved in stages, each of which decides
+    the values of some keys.
 
     ``settings`` has these keys in dotted form, such as ``train.weighting``, with their values in the resolved
     configuration. ``notes`` are lines for the user.

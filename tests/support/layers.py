@@ -7,7 +7,7 @@ LAYERS = [
     ("usercode",),
     ("config", "core"),
     ("data", "gradients", "system"),
-    ("client", "models", "uploads", "robust"),
+    ("client", "models", "uploads", "robust", "privacy"),
     ("algorithms",),
     ("tracking",),
     ("experiment", "results"),

@@ -40,8 +40,7 @@ class Accuracies(Observer):
         self.state, self.experiment, self.scoring, self.data, self.queue = state, experiment, scoring, data, queue
 
     def trained(self, result: RoundResult) -> None:
-        every = self.experiment.config.run.eval_every
-        if result.number == self.experiment.rounds or (every and result.number % every == 0):
+        if self.experiment.is_evaluated(result.number):
             evaluation = Evaluation(self.experiment, self.scoring, self.state, self.data, self.queue.pool, result)
             self.queue.later(evaluation.tasks, evaluation.take)
 

@@ -1,0 +1,130 @@
+"""Makes what ``privacy`` asks for: the noise that follows from epsilon, and the accountant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fedray.algorithms import Algorithm, known_algorithms
+from fedray.config import Config
+from fedray.config.sampling import SamplingConfig
+from fedray.errors import UserError
+from fedray.experiment.stage import Stage
+from fedray.privacy import Accountant, Mechanism
+from fedray.privacy.accountant import noise_for
+from fedray.privacy.mechanism import FIRST_CLIP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy(Stage):
+    """How the server's mean of updates is made private: by ``mechanism``; ``accountant`` says what that promises.
+    ``participation`` is the probability with which each client takes part in a round, None if cohorts have one size."""
+
+    mechanism: Mechanism
+    accountant: Accountant
+    participation: float | None
+
+
+def privacy_of(
+    config: Config, algorithm: Algorithm, statistics: Collection[str], cohort: int, active: int, rounds: int
+) -> Privacy | None:
+    """Returns what ``privacy`` asks for, or None if it asks for nothing.
+
+    Args:
+        config: The configuration.
+        algorithm: The algorithm of the run.
+        statistics: The names of the model's buffers that change as it is trained and leave clients.
+        cohort: The size of a cohort, or its mean.
+        active: How many clients have samples.
+        rounds: The rounds of the run.
+
+    Raises:
+        UserError: Something in the configuration would break the promise, or the noise for epsilon is too large.
+    """
+    asked = config.privacy
+    if not asked.is_on:
+        return None
+    _check(config, algorithm)
+    if statistics:
+        raise UserError(
+            f"privacy: the running statistics {min(statistics)} would leave clients without noise: use another norm "
+            "(model.norm=group), or keep the norms at the clients (model.private=[norm])"
+        )
+    told, clients = asked.cohort or cohort, asked.clients or active
+    if told > clients:
+        key = "privacy.cohort" if asked.cohort else "train.cohort_size"
+        raise UserError(f"{key}: {told} clients in a round are more than {clients} altogether (privacy.clients)")
+    rate = told / clients
+    noise = asked.noise
+    if noise is None:
+        assert asked.epsilon is not None
+        noise = noise_for(asked.epsilon, rate, asked.delta, asked.accountant, rounds)
+    adaptive = asked.clip is None if asked.adaptive is None else asked.adaptive
+    mechanism = Mechanism(noise, asked.clip or FIRST_CLIP, adaptive, cohort, told, config.run.seed)
+    if adaptive and told < mechanism.least_cohort:
+        raise UserError(
+            f"privacy: with noise z={noise:.4g} the length of clipping can only be adaptive in cohorts of at least "
+            f"{mechanism.least_cohort} clients, and there are {told}: set privacy.clip, or more clients or a larger "
+            "privacy.epsilon"
+        )
+    accountant = Accountant(noise, rate, asked.delta, asked.accountant)
+    notes = _notes(config, mechanism, accountant, rounds, told, clients, (cohort, active))
+    poisson = asked.participation == "poisson"
+    return Privacy(
+        mechanism=mechanism,
+        accountant=accountant,
+        participation=cohort / active if poisson else None,
+        settings={"privacy.clip": mechanism.clip, "privacy.adaptive": adaptive},
+        notes=tuple(notes),
+    )
+
+
+def _notes(
+    config: Config, mechanism: Mechanism, accountant: Accountant, rounds: int, told: int, clients: int,
+    simulated: tuple[int, int],
+) -> list[str]:  # fmt: skip
+    """Returns what the user should know before the run."""
+    asked, noise = config.privacy, mechanism.noise
+    each = f"each of {clients} clients in a round with probability {accountant.rate:.4g}"
+    epsilon = f"epsilon {accountant.epsilon(rounds):.4g} at delta {asked.delta:g}" if noise else "no noise"
+    lines = [f"privacy: {epsilon} after {rounds} rounds, {each}; noise z={noise:.4g}"]
+    if (told, clients) != simulated:
+        lines.append(
+            f"warning: privacy: {simulated[0]} of {simulated[1]} clients are simulated, with the noise and epsilon of "
+            f"{told} of {clients} (privacy.cohort, privacy.clients)"
+        )
+    if asked.participation == "fixed" and accountant.rate < 1:
+        lines.append(
+            "warning: privacy.participation=fixed: epsilon is that of clients who take part independently of each "
+            "other, which cohorts of one size are not; participation=poisson is right"
+        )
+    if asked.delta > 1 / clients:
+        lines.append(f"warning: privacy.delta={asked.delta:g} should be less than one in {clients} clients")
+    return lines
+
+
+def _check(config: Config, algorithm: Algorithm) -> None:
+    """Raises :class:`UserError` if the server would learn more of clients than the noisy mean of their updates, or
+    clients would not take part as the accountant assumes."""
+    train, system = config.train, config.system
+    if not vars(type(algorithm)).get("allows_aggregation", False):
+        able = sorted(known for known, cls in known_algorithms().items() if vars(cls).get("allows_aggregation", False))
+        raise UserError(
+            f"privacy: algorithm.name={config.algorithm.name} does not say that its server's rule uses nothing of "
+            f"clients but a mean of models (allows_aggregation = True); these do: {', '.join(able)}"
+        )
+    kind = SamplingConfig.of(train.sampling).kind
+    problems = [
+        (train.weighting == "samples", "train.weighting=samples: a client with many samples would change the sum more"),
+        (kind != "uniform", f"train.sampling={kind}: epsilon is that of clients drawn uniformly"),
+        (
+            train.aggregation.kind != "mean" or config.attack.kind is not None,
+            "train.aggregation and attack: the server gets a sum of updates alone",
+        ),
+        (system.mode == "buffered", "system.mode=buffered: who is fast would take part more often"),
+        (system.over_select != 1, f"system.over_select={system.over_select:g}: who is fast would take part more often"),
+        (bool(config.run.diagnostics), "run.diagnostics: it compares clients with the mean of their updates"),
+    ]
+    for holds, problem in problems:
+        if holds:
+            raise UserError(f"privacy does not go with {problem}")

@@ -1,0 +1,100 @@
+"""Computes the epsilon of private runs, with the library dp-accounting."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fedray.errors import UserError
+
+INTERVAL = 2e-4
+"""How finely privacy losses are told apart if z is 1 or less. With more noise all losses are smaller."""
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """Computes the epsilon of a run in which each client takes part in a round with the probability ``rate``, and the
+    sum of the updates gets noise of ``noise`` (z) times the length to which they are clipped. ``delta`` is the
+    probability with which epsilon may be exceeded, and ``kind`` is ``pld`` or ``rdp``.
+
+    Neighbours are runs with and without one client. M. Abadi et al.: Deep Learning with Differential Privacy. CCS 2016.
+    Privacy loss distributions: V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P. Manurangsi: Connect the Dots. PoPETs
+    2022. Rényi divergences: I. Mironov, K. Talwar, L. Zhang: Rényi Differential Privacy of the Sampled Gaussian
+    Mechanism. 2019.
+    """
+
+    noise: float
+    rate: float
+    delta: float
+    kind: str
+
+    def epsilon(self, rounds: int) -> float:
+        """Returns epsilon after ``rounds`` rounds; infinity without noise."""
+        if not self.noise:
+            return math.inf
+        with _quiet():
+            if self.kind == "pld":
+                composed = _loss_of_a_round(self.noise, self.rate).self_compose(rounds)
+                return float(composed.get_epsilon_for_delta(self.delta))
+            library = _library()
+            event = library.GaussianDpEvent(self.noise)
+            event = library.PoissonSampledDpEvent(self.rate, event) if self.rate < 1 else event
+            accountant = library.rdp.RdpAccountant().compose(library.SelfComposedDpEvent(event, rounds))
+            return float(accountant.get_epsilon(self.delta))
+
+
+@lru_cache
+def noise_for(epsilon: float, rate: float, delta: float, kind: str, rounds: int) -> float:
+    """Returns the least noise multiplier z, to four digits, with which ``rounds`` rounds have at most ``epsilon``. The
+    other arguments are those of :class:`Accountant`."""
+    most = 1.0
+    while (excess := Accountant(most, rate, delta, "rdp").epsilon(rounds) - epsilon) > 0:
+        most *= 2
+    least = most / 2
+    while excess <= 0 and Accountant(least, rate, delta, "rdp").epsilon(rounds) <= epsilon:
+        most, least = least, least / 2
+    # what the faster accountant finds bounds what the other one can find
+    least = least if kind == "rdp" else least / 2
+    while most - least > 5e-5 * most:
+        middle = (least + most) / 2
+        if Accountant(middle, rate, delta, kind).epsilon(rounds) > epsilon:
+            least = middle
+        else:
+            most = middle
+    return most
+
+
+@lru_cache
+def _loss_of_a_round(noise: float, rate: float) -> Any:
+    return _library().pld.privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=INTERVAL / max(1.0, noise)
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides what the library says of Rényi orders that it leaves out."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+        import dp_accounting.rdp
+    except ImportError:
+        raise UserError(
+            "privacy needs the library dp-accounting, which computes epsilon: pip install 'fedray[privacy]'"
+        ) from None
+    return dp_accounting
