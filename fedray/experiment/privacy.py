@@ -47,8 +47,8 @@ def privacy_of(
     _check(config, algorithm)
     if statistics:
         raise UserError(
-            f"privacy: the running statistics {min(statistics)} would leave clients without noise: use another norm "
-            "(model.norm=group), or keep the norms at the clients (model.private=[norm])"
+            f"privacy: the running statistics of {min(statistics).rpartition('.')[0]} would leave clients without "
+            "noise: use another norm (model.norm=group), or keep the norms at the clients (model.private=[norm])"
         )
     told, clients = asked.cohort or cohort, asked.clients or active
     if told > clients:
@@ -74,7 +74,13 @@ def privacy_of(
         mechanism=mechanism,
         accountant=accountant,
         participation=cohort / active if poisson else None,
-        settings={"privacy.clip": mechanism.clip, "privacy.adaptive": adaptive},
+        # a longer run has other noise for the same epsilon, and must not be taken for the same
+        settings={
+            "privacy.epsilon": None,
+            "privacy.noise": noise,
+            "privacy.clip": mechanism.clip,
+            "privacy.adaptive": adaptive,
+        },
         notes=tuple(notes),
     )
 

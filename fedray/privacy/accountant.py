@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from scipy import optimize
+
 from fedray.errors import UserError
 
-INTERVAL = 2e-4
-"""How finely privacy losses are told apart if z is 1 or less. With more noise all losses are smaller."""
+INTERVALS = (1e-3, 1e-4)
+"""How finely privacy losses are told apart: an epsilon that is less than a hundred of the first is computed with the
+second, which takes ten times as long."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,13 @@ class Accountant:
             return math.inf
         with _quiet():
             if self.kind == "pld":
-                composed = _loss_of_a_round(self.noise, self.rate).self_compose(rounds)
-                return float(composed.get_epsilon_for_delta(self.delta))
+                epsilon = 0.0
+                for interval in INTERVALS:
+                    composed = _loss_of_a_round(self.noise, self.rate, interval).self_compose(rounds)
+                    epsilon = float(composed.get_epsilon_for_delta(self.delta))
+                    if epsilon >= 100 * interval:
+                        break
+                return epsilon
             library = _library()
             event = library.GaussianDpEvent(self.noise)
             event = library.PoissonSampledDpEvent(self.rate, event) if self.rate < 1 else event
@@ -50,29 +58,32 @@ class Accountant:
 
 @lru_cache
 def noise_for(epsilon: float, rate: float, delta: float, kind: str, rounds: int) -> float:
-    """Returns the least noise multiplier z, to four digits, with which ``rounds`` rounds have at most ``epsilon``. The
+    """Returns the least noise multiplier z of four digits with which ``rounds`` rounds have at most ``epsilon``. The
     other arguments are those of :class:`Accountant`."""
+
+    def excess(z: float, kind: str = kind) -> float:
+        return Accountant(z, rate, delta, kind).epsilon(rounds) - epsilon
+
     most = 1.0
-    while (excess := Accountant(most, rate, delta, "rdp").epsilon(rounds) - epsilon) > 0:
+    while excess(most, "rdp") > 0:
         most *= 2
+    # the divergences overestimate epsilon, so what is enough by them is enough by the losses
     least = most / 2
-    while excess <= 0 and Accountant(least, rate, delta, "rdp").epsilon(rounds) <= epsilon:
+    while excess(least) <= 0:
         most, least = least, least / 2
-    # what the faster accountant finds bounds what the other one can find
-    least = least if kind == "rdp" else least / 2
-    while most - least > 5e-5 * most:
-        middle = (least + most) / 2
-        if Accountant(middle, rate, delta, kind).epsilon(rounds) > epsilon:
-            least = middle
-        else:
-            most = middle
-    return most
+    return _rounded_up(optimize.brentq(excess, least, most, xtol=1e-5 * most, rtol=1e-5))
+
+
+def _rounded_up(value: float) -> float:
+    """Returns the least number of four digits that is at least ``value``, so that all machines find the same."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return round(math.ceil(value / unit) * unit, 12)
 
 
 @lru_cache
-def _loss_of_a_round(noise: float, rate: float) -> Any:
+def _loss_of_a_round(noise: float, rate: float, interval: float) -> Any:
     return _library().pld.privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=INTERVAL / max(1.0, noise)
+        noise, sampling_prob=rate, value_discretization_interval=interval
     )
 
 

@@ -142,8 +142,8 @@ def recorded_metrics(task: Task, label: str) -> list[str]:
 
 def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
     """Returns the names of the columns of metrics.csv that not every run has: the user's metrics, the metrics of the
-    algorithm's further models (``further`` has the names of these models), scores on clients' test samples, and
-    diagnostics.
+    algorithm's further models (``further`` has the names of these models), scores on clients' test samples,
+    diagnostics, and privacy.
 
     Raises :class:`UserError` if a further model has a reserved name (:data:`RESERVED`).
     """
@@ -166,6 +166,8 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
         wanted += ["cohort_error", *(["momentum_error"] if experiment.algorithm.momentum_window else [])]
     if config.system.is_on:
         wanted.append("joules")
+    if experiment.privacy is not None:
+        wanted += ["clip_norm", "epsilon"]
     return [name for name in wanted if name not in METRICS]
 
 
