@@ -67,6 +67,7 @@ def run_page(folder: Path) -> Page:
         raise UserError(f"there is nothing to report of {folder}: {run.reason}")
     parts: Mapping[str, Figures] = {
         "Curves": _curves(run),
+        "Privacy": _privacy(run),
         "Who holds what": _holdings(run),
         "Single clients": _clients(run),
         "Drift": _drift(run),
@@ -113,6 +114,7 @@ def _tables(run: RecordedRun) -> Iterator[Table]:
         "bytes from all clients": in_units(last["bytes_up"], "B"), "FLOPs": in_units(last["flops"], "FLOP"),
         "virtual seconds": in_units(last["virtual_seconds"]), "joules": in_units(last["joules"], "J"),
         "seconds": in_units(last["wall_seconds"]),
+        "epsilon": f"{last['epsilon']:.4g}" if "epsilon" in last else "",
     }  # fmt: skip
     yield _table("what it took", "in all", {name: text for name, text in costs.items() if text})
     shown = {k: v for k, v in run.settings.items() if k in SHOWN_SETTINGS or k.startswith("algorithm.")}
@@ -132,6 +134,13 @@ def _curves(run: RecordedRun) -> Figures:
         if evaluated := _filled(run.rows, columns)[:MOST_LINES]:
             lines = scale * run.rows.set_index("round")[evaluated]
             yield f"{title} over rounds: {', '.join(evaluated)}", _draw_lines(lines, title)
+
+
+def _privacy(run: RecordedRun) -> Figures:
+    """Yields figures over the rounds of a private run: epsilon, and the length to which updates were clipped."""
+    labels = {"epsilon": "epsilon so far", "clip_norm": "length to which updates are clipped"}
+    for name in _filled(run.rows.replace(math.inf, math.nan), [*labels]):
+        yield f"{name} over rounds (privacy)", _draw_lines(run.rows.set_index("round")[[name]], labels[name])
 
 
 def _filled(rows: pd.DataFrame, columns: list[str]) -> list[str]:

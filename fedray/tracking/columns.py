@@ -45,6 +45,8 @@ TAGS = {
     "flops": "cost/flops",
     "virtual_seconds": "time/virtual_seconds",
     "joules": "cost/joules",
+    "clip_norm": "privacy/clip_norm",
+    "epsilon": "privacy/epsilon",
     "round_seconds": "time/round_seconds",
     "wall_seconds": "time/wall_seconds",
 }

@@ -20,6 +20,7 @@ ASKED = {
     "upload": {"train.upload": [{"clip": 1.0}]},
     "memory": {"train.upload": ["sign"]},
     "aggregation": {"train.aggregation": {"kind": "median"}},
+    "privacy": {"privacy.noise": 1.0, "privacy.clip": 1.0},
     "buffered": {"system.mode": "buffered", "system.latency_ms": 5},
     "adam": {"train.optimizer": "adam"},
 }
@@ -32,8 +33,9 @@ def table():
     for line in part.splitlines():
         names, *cells = (cell.strip() for cell in line.strip("|").split("|")) if line.startswith("| `") else ("",)
         for name in re.findall("`(.*?)`", names):
-            private, upload, *rest = cells
-            values = [private == "yes", bool(upload), upload == "yes", *map(bool, rest)]
+            private, upload, aggregation, *rest = cells
+            both = [bool(aggregation)] * 2
+            values = [private == "yes", bool(upload), upload == "yes", *both, *map(bool, rest)]
             found[name] = dict(zip(ASKED, values, strict=True))
     return found
 

@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedray import RunResult, simulate
-from fedray.testing.contracts import SETTINGS
+from fedray.testing.contracts import SETTINGS, small_source
 
 GLOSSARY = Path(__file__).parents[2] / "fedray" / "tracking" / "README.md"
 
@@ -98,6 +98,14 @@ def test_every_tag(run: RunResult) -> None:
     tags = [*events.Tags()["scalars"], *events.Tags()["histograms"]]
     assert {"metrics/test_sharpness", "profile/waiting", "clients/loss", "final/best_accuracy"} <= {*tags}
     assert not unknown(tags, "TensorBoard tags")
+
+
+def test_columns_of_a_private_run(tmp_path: Path) -> None:
+    private = {"privacy.noise": 1.0, "privacy.clip": 1.0, "run.rounds": 1, "run.output": str(tmp_path)}
+    run = simulate({**SETTINGS, "algorithm.name": "fedavg", **private}, data=small_source())
+    assert {"epsilon", "clip_norm"} <= {*run.metrics}
+    assert not unknown(run.metrics.columns, *OF_METRICS)
+    assert not unknown(EventAccumulator(str(run.folder)).Reload().Tags()["scalars"], "TensorBoard tags")
 
 
 def test_every_row_has_a_meaning_and_a_place_for_its_unit() -> None:
