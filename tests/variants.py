@@ -68,6 +68,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] =
     ("pfedme", {}, None, {}),
     ("apfl", {}, {}, {}),
     ("ifca", {}, None, {}),
+    ("fedproto", {}, None, {}),
     ("perfedavg", {}, None, {}),
     ("fedadam", {}, None, SMALL_STEPS),
     ("fedyogi", {}, None, SMALL_STEPS),

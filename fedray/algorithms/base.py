@@ -136,9 +136,9 @@ class Algorithm:
     """Whether :meth:`server_update` is also right for uploads of clients that began with different models, of which it
     gets the mean as a difference from the server's model of now (``system.mode=buffered``). A subclass does not inherit
     it, because it may change the rule: it has to say so itself."""
-    sends_lengths: ClassVar[bool] = False
-    """Whether clients send numbers that describe their uploads, such as lengths. ``train.upload`` is refused then,
-    because its steps would change the uploads and not the numbers."""
+    sends_numbers: ClassVar[bool] = False
+    """Whether clients send numbers besides models and vectors, such as the lengths of these. ``train.upload`` is
+    refused then, because its steps would not change the numbers."""
     several_models: ClassVar[bool] = False
     """Whether the clients of a round begin with different models of the server, none of which has to be ``x``.
     ``train.upload`` and ``run.diagnostics`` are refused then, because they compare with ``x``."""
@@ -159,9 +159,10 @@ class Algorithm:
     assumes_plain_sgd: ClassVar[bool] = False
     """Whether the local rule is meant for clients without momentum, because momentum would accumulate its corrections.
     A run with ``train.momentum`` then gets a warning (:meth:`advice`)."""
-    needs_head: ClassVar[Literal["nothing", "projection", "prediction"]] = "nothing"
-    """What the algorithm needs from the model's head (``model.head``): ``nothing``; a ``projection``, whose output is
-    the representation z; or a ``prediction``, which means a projection and a predictor that takes z."""
+    needs_head: ClassVar[Literal["nothing", "features", "projection", "prediction"]] = "nothing"
+    """What the algorithm needs from the model's head (``model.head``): ``nothing``; ``features``, which are the
+    inputs of the last layer; a ``projection``, whose output is the representation z; or a ``prediction``, which means a
+    projection and a predictor that takes z."""
     server_training_before: ClassVar[str | None] = None
     """The phase that begins only after :meth:`server_training` has ended, or None if the server trains nothing."""
 

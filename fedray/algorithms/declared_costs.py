@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from fedray.models.inspection import ModelFacts
+
+Numbers = float | Callable[[ModelFacts], float]
 
 
 @dataclass(frozen=True)
@@ -11,7 +16,9 @@ class Traffic:
     ``traffic``, and the columns ``bytes_down`` and ``bytes_up`` of metrics.csv are computed from it.
 
     ``models_down`` and ``vectors_down`` are what the client receives, and ``models_up`` and ``vectors_up`` what it
-    sends. A model consists of parameters and buffers; a vector has one number for each parameter. The default is
+    sends. A model consists of parameters and buffers; a vector has one number for each parameter. ``numbers_down`` and
+    ``numbers_up`` are how many numbers go beside these, such as a row for each class; they may be functions of what is
+    known of the model (:class:`~fedray.models.inspection.ModelFacts`). The default is
     FedAvg's traffic, one model in each direction. SCAFFOLD, with an additional vector in each direction, has
     ``Traffic(vectors_down=1, vectors_up=1)``.
     """
@@ -20,6 +27,13 @@ class Traffic:
     models_up: float = 1
     vectors_down: float = 0
     vectors_up: float = 0
+    numbers_down: Numbers = 0
+    numbers_up: Numbers = 0
+
+    def numbers(self, facts: ModelFacts) -> tuple[float, float]:
+        """Returns how many other numbers a client receives and sends."""
+        down, up = (each(facts) if callable(each) else each for each in (self.numbers_down, self.numbers_up))
+        return down, up
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class FedExP(FedAvg):
 
     paper = "Jhunjhunwala et al., ICLR 2023"
     uses_server_lr = False
-    sends_lengths = True
+    sends_numbers = True
     work = Work(once=3)
 
     class Hyper(base.Hyper):

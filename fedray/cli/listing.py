@@ -104,13 +104,13 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
 
 def _facts(cls: type[Algorithm]) -> str:
     """Returns a text about an algorithm: its paper, and what it needs, such as a public set."""
-    from fedray.models.heads import DEFAULT
+    from fedray.models.heads import DEFAULT, in_words
 
     facts = [cls.paper] if cls.paper else []
     if cls.needs_public:
         facts.append("trains on a public set (data.public_samples)")
     if cls.needs_head != "nothing":
-        facts.append(f"needs a model head with a {cls.needs_head} (model.head={DEFAULT[cls.needs_head]})")
+        facts.append(f"needs a model head with {in_words(cls.needs_head)} (model.head={DEFAULT[cls.needs_head]})")
     return "; ".join(facts) or "no paper"
 
 

@@ -10,7 +10,7 @@ from fedray.algorithms import Algorithm, find_algorithm, known_algorithms
 from fedray.config import Config, check, unknown_key
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
-from fedray.models.heads import DEFAULT, find_head, serves
+from fedray.models.heads import DEFAULT, find_head, in_words, serves
 from fedray.usercode.importing import as_user_error
 
 
@@ -95,7 +95,8 @@ def choose_head(config: Config, algorithm: Algorithm) -> str:
     asked, need = config.model.head, algorithm.needs_head
     if asked != "auto" and not serves(asked, need):
         raise UserError(
-            f"model.head={asked}: {config.algorithm.name} needs a head with a {need}, such as {DEFAULT[need]}; use auto"
+            f"model.head={asked}: {config.algorithm.name} needs a head with {in_words(need)}, such as {DEFAULT[need]}; "
+            "use auto"
         )
     head = DEFAULT[need] if asked == "auto" else asked
     find_head(head)

@@ -40,10 +40,10 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
     its clients send numbers about their uploads, or if a step can't be made.
     """
     steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
-    if steps and algorithm.sends_lengths:
+    if steps and algorithm.sends_numbers:
         raise UserError(
-            f"train.upload: clients of {config.algorithm.name} send the lengths of their uploads, which would not be "
-            "those of what the steps leave"
+            f"train.upload: clients of {config.algorithm.name} send numbers besides models and vectors, such as "
+            "lengths, which the steps would not change"
         )
     if steps and algorithm.several_models:
         raise UserError(f"train.upload: clients of {config.algorithm.name} do not all begin with the same model")

@@ -86,8 +86,13 @@ class SiamHead(ProjectionHead, Predicting):
 
 HEADS: dict[str, type[Head]] = {"linear": LinearHead, "moon": ProjectionHead, "siam": SiamHead}
 
-DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
+DEFAULT = {"nothing": "none", "features": "linear", "projection": "moon", "prediction": "siam"}
 """The head that ``model.head=auto`` selects for each value of ``Algorithm.needs_head``."""
+
+
+def in_words(need: str) -> str:
+    """Returns a value of ``Algorithm.needs_head`` with its article."""
+    return need if need == "features" else f"a {need}"
 
 
 def find_head(name: str) -> type[Head] | None:
@@ -112,8 +117,8 @@ def find_head(name: str) -> type[Head] | None:
 
 def serves(name: str, need: str) -> bool:
     """Returns whether a model with the head ``name`` (a value of ``model.head``) has what an algorithm needs. ``need``
-    is the algorithm's ``needs_head``: ``nothing``, ``projection`` (a representation z, the input of the last Linear
-    layer) or ``prediction`` (also a predictor, a second network that takes z)."""
+    is the algorithm's ``needs_head``: ``nothing``, ``features`` or ``projection`` (a representation z, the input of
+    the last Linear layer), or ``prediction`` (also a predictor, a second network that takes z)."""
     head = find_head(name)
     if head is None:
         return need == "nothing"

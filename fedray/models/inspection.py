@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +44,8 @@ class ModelFacts:
       constructor.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     * ``warnings``: lines for the user about the model.
+    * ``features``, ``outputs``: how many numbers go into and out of the Linear layer that is called last, 0 if there is
+      none.
     * ``private_parameters``, ``private_buffers``: how many of the parameters and buffers are private, and never sent.
     """
 
@@ -54,6 +57,8 @@ class ModelFacts:
     uncounted: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     late_buffers: tuple[str, ...] = ()
+    features: int = 0
+    outputs: int = 0
     private_parameters: int = 0
     private_buffers: int = 0
 
@@ -101,7 +106,8 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
     with without_traces(module):
         with as_user_error(f"model {name} failed in training mode"):
             module.train()
-            _, count = count_forward_pass(module, example)
+            with _calls_of_linear_layers(module) as called:
+                _, count = count_forward_pass(module, example)
         head = predicting_head(module)
         predicted = 0.0 if head is None else forward_flops(head.predictor, torch.zeros(2, head.classifier.in_features))
     behaviour = behaviour_of(module, example, name)
@@ -113,7 +119,26 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
         prediction_flops=predicted,
         uncounted=count.uncounted,
         warnings=tuple(_warnings(module, name, behaviour)),
+        features=called[-1].in_features if called else 0,
+        outputs=called[-1].out_features if called else 0,
     )
+
+
+@contextlib.contextmanager
+def _calls_of_linear_layers(module: nn.Module) -> Iterator[list[nn.Linear]]:
+    """A context that notes which linear layers of ``module`` are called, in this order."""
+    called: list[nn.Linear] = []
+
+    def note(layer: nn.Module, inputs: Any) -> None:
+        assert isinstance(layer, nn.Linear)
+        called.append(layer)
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in module.modules() if isinstance(layer, nn.Linear)]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def prepare(module: nn.Module, name: str) -> list[str]:

@@ -83,8 +83,9 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts, upload: Sequence[Uploa
     sent: float = vector
     for step in upload:
         sent = step.wire_bytes(numbers, sent) if isinstance(step, UploadStep) else sent
-    down = traffic.models_down * (vector + buffers) + traffic.vectors_down * vector
-    up = traffic.models_up * (sent + buffers) + traffic.vectors_up * sent
+    down, up = (BYTES_PER_NUMBER * others for others in traffic.numbers(facts))
+    down += traffic.models_down * (vector + buffers) + traffic.vectors_down * vector
+    up += traffic.models_up * (sent + buffers) + traffic.vectors_up * sent
     return round(down), round(up)
 
 

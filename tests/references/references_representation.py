@@ -224,3 +224,40 @@ def fedsiam_da(
         x = dual_mean(ys, x_mean) if dual else x_mean
         rounds.append(Outcome(x, loss, x_mean, ys, {i: [last[i]] for i in last}, similarities(ys, x_mean)))
     return rounds
+
+
+@dataclass
+class OfClasses:
+    """What a round of FedProto left behind: the clients' models, their task losses, and the prototypes by class."""
+
+    models: dict[int, Model]
+    loss: dict[int, float]
+    prototypes: dict[int, Tensor]
+
+
+def fedproto(problem: Logistic, cohorts: Cohorts, train: Train, start: Model, *, lam=1.0) -> list[OfClasses]:
+    """V.3. The representation is what goes into the classifier, relu(encoder)."""
+    models: dict[int, Model] = {}
+    prototypes: dict[int, Tensor] = {}
+    rounds = []
+    for _, cohort, lr, _ in schedule(problem, cohorts, train):
+        loss, held = {}, []
+        for i in cohort:
+            y, velocity, losses = models.get(i, start), {}, []
+            for j in range(steps(train, i)):
+                samples, labels = batch(problem, i, j, None)
+                at = attentive(y)
+                z = relu(layer(at, "encoder", samples))
+                value, pull = task(at, z, labels), 0.0
+                for sample, c in zip(z, labels.tolist(), strict=True):
+                    if c in prototypes:
+                        pull = pull + ((sample - prototypes[c]) ** 2).sum() / len(labels)
+                y, velocity = descend(y, gradient(value + lam * pull, at), velocity, train, lr)
+                losses.append(value.item())
+            models[i], loss[i] = y, sum(losses) / len(losses)
+            samples, labels = batch(problem, i, 0, None)
+            held += zip(relu(layer(y, "encoder", samples)).detach(), labels.tolist(), strict=True)
+        for c in {label for _, label in held}:
+            prototypes[c] = torch.stack([z for z, label in held if label == c]).mean(0)
+        rounds.append(OfClasses(dict(models), loss, dict(prototypes)))
+    return rounds

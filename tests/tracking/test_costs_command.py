@@ -58,6 +58,8 @@ ROUND = {
     "fednag": (2 * PLAIN, 2 * PLAIN, SGD),
     "fednova": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedper": (PLAIN - LAST, PLAIN - LAST, SGD),
+    # a sum of features and a number of samples for each class, from a pass over all samples
+    "fedproto": (CLASSES * (HIDDEN + 1), CLASSES * (HIDDEN + 1), SGD + sum(SIZES) * FORWARD),
     "fedprox": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
     # ten steps of the head, each with whole passes
     "fedrep": (PLAIN - LAST, PLAIN - LAST, SGD + CLIENTS * 10 * SGD / STEPS),
@@ -179,7 +181,7 @@ def test_what_a_config_asks_for_does_not_stop_the_others(capsys):
     """Algorithms that a config leaves without a head's representation or a public set are left out of the table."""
     asked = ["algorithm.name=fedavg", "model.name=logistic", "data.public_samples=0", "train.server_lr=0.5"]
     table = compared(*asked)
-    assert set(known_algorithms()) - set(table) == {"moon", "fedsiam_da", "pfedmo"}
+    assert set(known_algorithms()) - set(table) == {"moon", "fedproto", "fedsiam_da", "pfedmo"}
     out = capsys.readouterr().out
     assert "without moon: model.head=moon: model logistic has no representation" in out
     assert "without pfedmo: data.public_samples=0" in out
