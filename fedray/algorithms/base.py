@@ -271,9 +271,11 @@ class Algorithm:
         return carry
 
     def candidates(self, client: ClientPhase) -> Result:
-        """Returns what clients that may be chosen for a round (``train.sampling``) send before it: the ``loss`` of the
-        server's model over all their samples, ``[C, 1]``."""
-        return Result(scalars={"loss": client.objective.full_loss(client.start("x"))})
+        """Returns what clients that may be chosen for a round (``train.sampling``) send before it: the mean ``loss`` of
+        the server's model over all their samples, ``[C, 1]``, and the root of the mean of their squares,
+        ``root_mean_square``."""
+        loss, root_mean_square = client.objective.full_losses(client.start("x"))
+        return Result(scalars={"loss": loss, "root_mean_square": root_mean_square})
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         """Yields warnings for the user, as lines of text, about settings that make the algorithm differ from the

@@ -102,8 +102,9 @@ class LocalData:
         size = chosen.shape[2]
         blocks = self._blocks(chosen)
         for start, raw, labels in prefetched(blocks) if self.samples.slow else blocks:
-            if self.training.relabel is not None:
-                labels = self.training.relabel(labels, self.ids)
+            if self.training.poison is not None:
+                of_samples = chosen[start : start + len(labels)]
+                raw, labels = self.training.poison(raw, labels, self.ids, of_samples)
             of_block = counts[start : start + len(labels)]
             # batches are converted together only if each is aligned in memory, because alignment can change rounding
             full = all(min(of_step) == size for of_step in of_block)

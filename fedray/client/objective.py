@@ -130,14 +130,21 @@ class Objective:
     def full_loss(self, at: Model) -> Tensor:
         """Returns each client's mean loss over all its samples, float32 ``[C, 1]``, at the C models ``at``: the task's
         loss in evaluation mode, as on the test set. Samples are not augmented, and the models are not changed."""
-        totals = torch.zeros(2, len(self.data.ids), dtype=torch.float64, device=at.row.device)
+        return self.full_losses(at)[0]
+
+    def full_losses(self, at: Model) -> tuple[Tensor, Tensor]:
+        """Returns what :meth:`full_loss` does, and the root of the mean of the samples' squared losses, float32 ``[C,
+        1]``. With weights or several targets for a sample, its loss is that of the sample as a whole."""
+        totals = torch.zeros(4, len(self.data.ids), dtype=torch.float64, device=at.row.device)
         for row, outputs, y in self.full_passes(at):
             with self.clock.on("gradient"):
                 logits = map_leaves(lambda rows: rows[0], outputs.logits)
                 losses, weights = self.network.task.sums("loss", logits, y)
                 totals[0, row] += losses.double().sum()
                 totals[1, row] += len(y) if weights is None else weights.double().sum()
-        return (totals[0] / totals[1])[:, None].float()
+                totals[2, row] += losses.double().square().sum()
+                totals[3, row] += len(y)
+        return (totals[0] / totals[1])[:, None].float(), (totals[2] / totals[3]).sqrt()[:, None].float()
 
     def full_passes(self, at: Model) -> Iterator[tuple[int, Outputs, Tensor]]:
         """Runs forward passes in evaluation mode over all samples of the clients at the C models ``at``, a part of one

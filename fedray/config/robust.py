@@ -17,7 +17,10 @@ OPTIONS = {
 NEEDED = ("b", "f", "tau", "norm")
 """The keys without a default."""
 
-STRENGTH = {"label_flip": (), "sign_flip": ("scale",), "noise": ("scale",), "alie": ("z",), "ipm": ("eps",)}
+ATTACKS = {
+    "label_flip": (), "backdoor": ("scale", "target", "share", "patch"), "sign_flip": ("scale",), "noise": ("scale",),
+    "alie": ("z",), "ipm": ("eps",),
+}  # fmt: skip
 """The keys that each attack takes besides ``kind`` and ``fraction``."""
 
 
@@ -52,18 +55,25 @@ class AggregationConfig(Section):
 class AttackConfig(Section):
     """The section ``attack``: what a part of the clients does to harm the model."""
 
-    kind: Literal["label_flip", "sign_flip", "noise", "alie", "ipm"] | None = Field(
+    kind: Literal["label_flip", "backdoor", "sign_flip", "noise", "alie", "ipm"] | None = Field(
         None, description="attack of Byzantine clients; unset: none"
     )
     fraction: Real | None = Field(None, gt=0, lt=1, description="share of the clients that are Byzantine")
-    scale: Real | None = Field(None, gt=0, description="sign_flip: factor; noise: deviation; 1 unless set")
+    scale: Real | None = Field(None, gt=0, description="sign_flip, backdoor: factor; noise: deviation; 1 unless set")
     z: Real | None = Field(None, description="alie: deviations from the mean; unset: as many as hide")
     eps: Real | None = Field(None, description="ipm: factor of the mean; 0.5 unless set")
+    target: Whole | None = Field(
+        None, ge=0, description="backdoor: class for which marked images are taken; 0 unless set"
+    )
+    share: Real | None = Field(None, gt=0, le=1, description="backdoor: share of the samples marked; 0.5 unless set")
+    patch: Whole | None = Field(
+        None, ge=1, description="backdoor: height and width of the mark in pixels; 3 unless set"
+    )
 
     @property
     def strength(self) -> float | None:
         """The key that says how strong the attack is, None if it is not set."""
-        return next((getattr(self, key) for key in STRENGTH.get(self.kind or "", ())), None)
+        return next((getattr(self, key) for key in ATTACKS.get(self.kind or "", ())), None)
 
     @model_validator(mode="after")
     def _check_keys(self) -> AttackConfig:
@@ -71,7 +81,7 @@ class AttackConfig(Section):
             raise ValueError("attack.fraction needs attack.kind")
         if self.kind is not None and self.fraction is None:
             raise ValueError(f"kind={self.kind} needs fraction")
-        _check(self, self.kind or "", STRENGTH, "attack")
+        _check(self, self.kind or "", ATTACKS, "attack")
         return self
 
 

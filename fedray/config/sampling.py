@@ -6,18 +6,22 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedray.config.section import Section, Whole
+from fedray.config.section import Real, Section, Whole
 from fedray.errors import near_miss
 
 
 class SamplingConfig(Section):
     """What ``train.sampling`` says: a kind alone, or a mapping such as ``{kind: power_of_choice, candidates: 20}``."""
 
-    kind: Literal["uniform", "cyclic", "weighted", "power_of_choice"] = Field(
+    kind: Literal["uniform", "cyclic", "weighted", "power_of_choice", "oort"] = Field(
         "uniform", description="how cohorts are drawn"
     )
     candidates: Whole | None = Field(None, ge=1, description="power_of_choice: clients among which it chooses (d)")
     cached: bool = Field(False, description="power_of_choice: by the losses of each client's last participation")
+    seconds: Real | None = Field(
+        None, gt=0, description="oort: virtual seconds (T) beyond which a client counts less; unset: none does"
+    )
+    alpha: Real | None = Field(None, ge=0, description="oort: how much less (alpha); 2 unless set")
 
     @classmethod
     def of(cls, value: str | dict[str, Any]) -> SamplingConfig:
@@ -43,4 +47,8 @@ class SamplingConfig(Section):
         if self.kind != "power_of_choice" and (self.candidates is not None or self.cached):
             key = "cached" if self.candidates is None else "candidates"
             raise ValueError(f"{key} is for kind=power_of_choice")
+        if self.kind != "oort" and (self.seconds is not None or self.alpha is not None):
+            raise ValueError(f"{'alpha' if self.seconds is None else 'seconds'} is for kind=oort")
+        if self.alpha is not None and self.seconds is None:
+            raise ValueError("alpha needs seconds, beyond which a client counts less")
         return self

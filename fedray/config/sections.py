@@ -264,7 +264,7 @@ class TrainConfig(Section):
     sampling: str | dict[str, Any] = Field(
         "uniform",
         description="how cohorts are drawn: uniform, cyclic, weighted (by samples), or {kind: power_of_choice, "
-        "candidates: 20} (those with the largest losses)",
+        "candidates: 20} (those with the largest losses), {kind: oort} (those that are most useful)",
     )
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
     aggregation: AggregationConfig = Field(

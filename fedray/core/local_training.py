@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from fedray.core.augmentation import Augmentation
+from fedray.core.samples import Indices
+
+Poison = Callable[[Any, Tensor, Sequence[int], Indices], tuple[Any, Tensor]]
+"""What makes of stored inputs and labels those on which clients train."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,8 @@ class LocalTraining:
     norm of a gradient (0: not clipped). Weight decay leaves out normalisation layers and biases unless
     ``decay_norms_and_biases`` is set. ``augment`` holds the functions that change the inputs of mini-batches at random
     (:data:`~fedray.core.augmentation.Augmentation`). They are called one after another, in this order.
-    ``relabel(labels, clients)`` returns the labels ``[..., C, b]`` on which ``clients`` train in place of theirs, if it
-    is not None.
+    ``poison(stored, labels, clients, indices)`` returns the stored inputs and the labels ``[..., C, b]`` on which
+    ``clients`` train in place of those of the samples ``indices`` ``[..., C, b]``, if it is not None.
     """
 
     seed: int
@@ -42,4 +47,4 @@ class LocalTraining:
     beta2: float = 0.999
     epsilon: float = 1e-8
     augment: tuple[Augmentation, ...] = ()
-    relabel: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    poison: Poison | None = None

@@ -14,8 +14,6 @@ from collections.abc import Callable
 import pandas as pd
 import torch
 
-from fedray.algorithms import Traffic
-from fedray.core.upload import BYTES_PER_NUMBER
 from fedray.core.vectors import Layout, Model
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
@@ -25,7 +23,7 @@ from fedray.engine.state.run import RunState
 from fedray.engine.virtual_time import add_costs
 from fedray.experiment.experiment import Experiment
 from fedray.tracking.columns import DIAGNOSTICS
-from fedray.tracking.costs import bytes_per_client, flops_of_round
+from fedray.tracking.costs import bytes_per_client, flops_of_round, of_choosing
 from fedray.tracking.diagnostics import Measured
 from fedray.tracking.folder import LOCAL
 from fedray.tracking.recorder import Recorder
@@ -66,11 +64,9 @@ class Costs(Observer):
         experiment, cohort, costs = self.experiment, result.cohort, self.state.costs
         facts = experiment.facts_in(self.state.server.round)
         down, up = bytes_per_client(experiment.algorithm.traffic, facts, experiment.upload)
-        if result.losses and not experiment.sampling.cached:
-            # candidates receive the model, compute their losses, and send them
-            costs["bytes_down"] += bytes_per_client(Traffic(models_up=0), facts)[0] * len(result.losses)
-            costs["bytes_up"] += BYTES_PER_NUMBER * len(result.losses)
-            costs["flops"] += experiment.facts.flops * float(self.state.sizes[[*result.losses]].sum())
+        choosing = of_choosing(experiment.sampling, facts, self.state.sizes, [*result.chosen_by])
+        for name, cost in zip(("bytes_down", "bytes_up", "flops"), choosing, strict=True):
+            costs[name] += cost
         if cohort.ids:
             costs["iterations"] += max(cohort.steps)
             costs["bytes_down"] += down * len(cohort.ids)

@@ -27,14 +27,13 @@ from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
 from fedray.engine.privacy import privacy_columns, released, with_clip
 from fedray.engine.robust import robust_sums
-from fedray.engine.selection import chosen_of, remember
+from fedray.engine.selection import Selection
 from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import PhaseResult, PhaseTask, working_seconds
 from fedray.engine.virtual_time import VirtualTime
-from fedray.experiment.cohorts import draw_of
 from fedray.experiment.experiment import Experiment
 from fedray.system.clock import Asked
 
@@ -65,7 +64,7 @@ class RoundResult:
             it.
         diverged: Whether the mean loss of the round or the model is not finite.
         asked: What became of the clients that were drawn, by the virtual clock; None without one.
-        losses: The losses by which clients were chosen, of each candidate (``train.sampling``).
+        chosen_by: The losses or utilities by which clients were chosen, of each candidate (``train.sampling``).
     """
 
     number: int
@@ -81,7 +80,7 @@ class RoundResult:
     profile: dict[str, float] = field(default_factory=dict)
     diverged: bool = False
     asked: Asked | None = None
-    losses: Mapping[int, float] = field(default_factory=dict)
+    chosen_by: Mapping[int, float] = field(default_factory=dict)
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
         """Adds ``found``, the result of ``task``, to the result of the round: working time, trained models to be saved,
@@ -115,13 +114,13 @@ def run_round(
     server = state.server
     server.round = number
     server.lr, server.server_lr = experiment.rates(number)
-    drawn, chosen_by = draw_of(state.sizes, experiment, number, choice=True), dict[int, float]()
-    if experiment.sampling.candidates is not None:
-        drawn, chosen_by = chosen_of(drawn, number, state, experiment, cutter, queue)
+    selection = Selection(experiment, state, cutter, queue)
+    drawn, chosen_by = selection.choose(number)
     asked = time_of.draw(drawn, number)
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])
-    result = RoundResult(number, server.cohort, asked=asked, losses=chosen_by)
+    selection.measure(number)
+    result = RoundResult(number, server.cohort, asked=asked, chosen_by=chosen_by)
     privacy = privacy_columns(experiment, state, number)
     compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
     if experiment.privacy is not None and not server.cohort.ids:
@@ -133,11 +132,11 @@ def run_round(
     state.commit(number, result.states, queue.pool)
     result.log |= {name: list(values) for name, values in server.client_scalars.items()}
     if chosen_by:
-        result.log["selection_loss"] = [chosen_by[client] for client in server.cohort.ids]
+        name = "selection_utility" if experiment.sampling.kind == "oort" else "selection_loss"
+        result.log[name] = [chosen_by[client] for client in server.cohort.ids]
     of_clients = dict(zip(server.cohort.ids, result.log.get("loss", []), strict=False))
     losses = [loss for loss in of_clients.values() if loss is not None]
-    if experiment.sampling.cached:
-        remember({client: loss for client, loss in of_clients.items() if loss is not None}, state)
+    selection.note(number, {client: loss for client, loss in of_clients.items() if loss is not None}, asked)
     result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
     result.metrics = (
         {

@@ -78,6 +78,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         build_plain=plain.build_model,
         example=data.examples(2)[0],
         upload=chosen.upload,
+        choosing=costs.of_choosing(chosen.sampling, chosen.facts, sizes),
     )
     return candidates, scenario, left_out
 
@@ -105,6 +106,8 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
         update={
             "algorithm": type(config.algorithm)(name=name),
             "system": type(config.system)(),
+            "attack": type(config.attack)(),
+            "privacy": type(config.privacy)(),
             "model": config.model.model_copy(update={"head": head, "weights": None, "private": None}),
             "train": config.train.model_copy(
                 update={
@@ -112,6 +115,7 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
                     "server_lr_schedule": ScheduleConfig(),
                     "optimizer": "sgd",
                     "momentum_reset": "round",
+                    "aggregation": type(config.train.aggregation)(),
                 }
             ),
         }

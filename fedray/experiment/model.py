@@ -76,8 +76,8 @@ def model_stage(
         require_no_hidden_state(make, task, x, y, facts.behaviour, name)
     if training.algorithm.needs_classes and task.kind not in ("classification", "tokens"):
         raise UserError(
-            f"algorithm.name={config.algorithm.name} compares what models say of classes, which task.kind={task.kind} "
-            "does not have"
+            f"algorithm.name={config.algorithm.name} needs samples of classes, which task.kind={task.kind} does not "
+            "have"
         )
     single = notes_on_single_samples(module, data.examples(1)[0], _with_single_samples(data, training.local))
     return ModelStage(

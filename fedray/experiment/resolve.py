@@ -119,7 +119,7 @@ def _experiment(
         module=execution.make,
         task=model.task,
         facts=model.facts,
-        training=replace(training.local, relabel=robust.relabel) if robust else training.local,
+        training=replace(training.local, poison=robust.poison) if robust else training.local,
         rounds=training.rounds,
         cohort_size=training.cohort_size,
         clients_drawn=system.draws,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
-from torch import Tensor
 
 from fedray.algorithms import Algorithm, known_algorithms
 from fedray.config import Config
+from fedray.core.local_training import Poison
 from fedray.core.seeds import Purpose, stream
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.stage import Stage
 from fedray.robust import RULES
 from fedray.robust.attacks import Attack
+from fedray.robust.backdoor import Backdoor
 from fedray.robust.rule import Rule
 
 SMALL = 100_000_000
@@ -26,12 +25,16 @@ SMALL = 100_000_000
 @dataclass(frozen=True, kw_only=True)
 class Robust(Stage):
     """How a server that gets the uploads of all clients one by one puts them together: by ``rule``, after an ``attack``
-    of some of them, if there is one. ``relabel`` is what an attack makes of labels
-    (:class:`fedray.core.local_training.LocalTraining`)."""
+    of some of them, if there is one."""
 
     rule: Rule
     attack: Attack | None
-    relabel: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+
+    @property
+    def poison(self) -> Poison | None:
+        """What the attack makes of the samples on which clients train, None if nothing."""
+        poisons = self.attack is not None and self.attack.kind in ("label_flip", "backdoor")
+        return self.attack.poison if self.attack is not None and poisons else None
 
 
 def robust_of(
@@ -62,26 +65,51 @@ def robust_of(
             f"train.aggregation: {asked.kind} with {options} needs cohorts of at least {rule.least()} clients, and "
             f"there are {cohort} (train.cohort_size)"
         )
-    if attack.kind == "label_flip" and not classification:
-        raise UserError("attack.kind=label_flip changes class numbers, which this task does not have")
+    if attack.kind in ("label_flip", "backdoor") and not classification:
+        raise UserError(f"attack.kind={attack.kind} changes class numbers, which this task does not have")
     notes = []
     if (size := 4 * numbers * cohort) > SMALL:
         notes.append(
             f"train.aggregation: the {cohort} uploads of a round are {size / 1e9:.3g} GB, and the server needs up to "
             "six times as much for them"
         )
-    byzantine = frozenset[int]()
+    made = None
     if attack.kind is not None:
-        assert attack.fraction is not None
-        present = np.flatnonzero(data.sizes())
-        count = round(attack.fraction * len(present))
-        drawn = stream(config.run.seed, Purpose.ATTACK).choice(present, count, replace=False)
-        byzantine = frozenset(drawn.tolist())
-        notes.append(f"attack: {count} of {len(present)} clients are Byzantine ({attack.kind})")
-    made = Attack(attack.kind, byzantine, attack.strength, config.run.seed) if attack.kind else None
-    flips = made is not None and made.kind == "label_flip"
-    relabel = partial(made.labels, classes=data.classes) if made and flips else None
-    return Robust(rule=rule, attack=made, relabel=relabel, settings={}, notes=tuple(notes))
+        made = _attack(config, data)
+        notes.append(f"attack: {len(made.byzantine)} of {data.active} clients are Byzantine ({attack.kind})")
+    return Robust(rule=rule, attack=made, settings={}, notes=tuple(notes))
+
+
+def _attack(config: Config, data: FederatedData) -> Attack:
+    asked, seed = config.attack, config.run.seed
+    assert asked.kind is not None
+    assert asked.fraction is not None
+    present = np.flatnonzero(data.sizes())
+    drawn = stream(seed, Purpose.ATTACK).choice(present, round(asked.fraction * len(present)), replace=False)
+    byzantine = frozenset(drawn.tolist())
+    if asked.kind != "backdoor":
+        return Attack(asked.kind, byzantine, asked.strength, seed, data.classes)
+    backdoor = _backdoor(config, data)
+    marked = backdoor.chosen(len(data.y), 0.5 if asked.share is None else asked.share, seed)
+    return Attack(asked.kind, byzantine, asked.strength, seed, data.classes, backdoor, marked)
+
+
+def _backdoor(config: Config, data: FederatedData) -> Backdoor:
+    """Returns the mark of ``attack.kind=backdoor``, whose pixels have the largest value of all test images. Raises
+    :class:`UserError` if the data are no images in one array, or the mark or its target does not fit them."""
+    target, patch, images = config.attack.target or 0, config.attack.patch or 3, data.x_test
+    shape = data.input_shape
+    if not isinstance(images, np.ndarray) or not isinstance(shape, tuple) or len(shape) < 2:
+        raise UserError(
+            "attack.kind=backdoor marks images in an array, [n, ..., height, width], which data.source is not"
+        )
+    if not len(images):
+        raise UserError("attack.kind=backdoor needs a test set, on which its success is measured")
+    if patch > min(shape[-2:]):
+        raise UserError(f"attack.patch={patch}: images have {shape[-2]} x {shape[-1]} pixels")
+    if target >= data.classes:
+        raise UserError(f"attack.target={target}: there are {data.classes} classes, from 0")
+    return Backdoor(target, patch, float(images.max()))
 
 
 def _check_algorithm(config: Config, algorithm: Algorithm) -> None:

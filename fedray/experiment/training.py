@@ -101,6 +101,8 @@ def _check_candidates(config: Config, cohort: int, active: int) -> None:
     """Checks that a cohort can be chosen among the candidates of ``train.sampling``, and raises :class:`UserError` if
     not."""
     sampling, system = SamplingConfig.of(config.train.sampling), config.system
+    if sampling.seconds is not None and not system.is_on:
+        raise UserError("train.sampling: seconds are those of the virtual clock, and there is none (system.*)")
     if sampling.candidates is None:
         return
     least = math.ceil(cohort * system.over_select - 1e-9)
@@ -167,7 +169,7 @@ def _local_training(config: Config, transform: SeededTransform | None) -> LocalT
         optimizer=train.optimizer,
         **train.adam,
         augment=(*augment, *([] if transform is None else [transform])),
-        relabel=None,
+        poison=None,
     )
 
 

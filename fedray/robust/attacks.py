@@ -6,12 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedray.core.samples import Indices
 from fedray.core.seeds import Purpose, stream
+from fedray.robust.backdoor import Backdoor
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,18 @@ class Attack:
         strength: How strong it is: ``attack.scale``, ``attack.z`` or ``attack.eps``; None for what follows from the
             numbers of clients.
         seed: ``run.seed``, for noise.
+        classes: How many classes there are.
+        backdoor: The mark on images, for a ``backdoor``.
+        marked: Which samples attackers mark, bool ``[samples]``.
     """
 
     kind: str
     byzantine: frozenset[int]
     strength: float | None
     seed: int
+    classes: int = 0
+    backdoor: Backdoor | None = None
+    marked: NDArray[np.bool_] | None = None
 
     def upload(self, rows: Tensor, clients: Sequence[int], round: int, place: int) -> Tensor:
         """Replaces the uploads of Byzantine clients, and returns ``rows``.
@@ -44,8 +54,8 @@ class Attack:
         if self.kind == "label_flip" or not any(lies):
             return rows
         which = torch.tensor(lies, device=rows.device)
-        if self.kind == "sign_flip":
-            rows[which] *= -(self.strength or 1.0)
+        if self.kind in ("sign_flip", "backdoor"):
+            rows[which] *= (self.strength or 1.0) * (-1 if self.kind == "sign_flip" else 1)
         elif self.kind == "noise":
             for position, client in enumerate(clients):
                 if lies[position]:
@@ -66,10 +76,17 @@ class Attack:
         z = self.strength if self.strength is not None else hidden(members, members - len(honest))
         return mean - z * honest.std(dim=0, correction=0)
 
-    def labels(self, labels: Tensor, clients: Sequence[int], classes: int) -> Tensor:
-        """Returns the labels ``[..., C, b]`` on which ``clients`` train: Byzantine ones have classes - 1 - y for y."""
+    def poison(self, stored: Any, labels: Tensor, clients: Sequence[int], indices: Indices) -> tuple[Any, Tensor]:
+        """Returns the stored inputs and the labels ``[..., C, b]`` on which ``clients`` train, of the samples
+        ``indices`` ``[..., C, b]``. Byzantine clients have classes - 1 - y for the label y, or with a backdoor the mark
+        on some images, and its target for their labels."""
         lies = torch.tensor([client in self.byzantine for client in clients], device=labels.device)[:, None]
-        return torch.where(lies, classes - 1 - labels, labels)
+        if self.backdoor is None or self.marked is None:
+            return stored, torch.where(lies, self.classes - 1 - labels, labels)
+        lies = lies & torch.from_numpy(self.marked[indices]).to(labels.device)
+        of_images = lies.view(*lies.shape, *[1] * (stored.dim() - lies.dim()))
+        stored = torch.where(of_images, self.backdoor.marked(stored), stored)
+        return stored, torch.where(lies, torch.full_like(labels, self.backdoor.target), labels)
 
 
 def hidden(members: int, f: int) -> float:

@@ -50,7 +50,8 @@ class Scenario:
     ``load`` is the amount of local training of the mean client in a round, ``cohort`` the number of clients in a round,
     and ``rounds`` the number of rounds. The plain model is the model without the head (the last layers) that some
     algorithms add to it: ``plain`` has its number of parameters, its FLOPs and other properties, ``build_plain()``
-    makes it, and ``example`` is a batch of inputs for it, ``[b, ...]``. ``upload`` has the steps that uploads pass.
+    makes it, and ``example`` is a batch of inputs for it, ``[b, ...]``. ``upload`` has the steps that uploads pass, and
+    ``choosing`` what clients receive, send and compute in a round before its clients are chosen among them.
     """
 
     load: Load
@@ -60,6 +61,7 @@ class Scenario:
     build_plain: Callable[[], nn.Module]
     example: Any
     upload: Sequence[UploadStep] = ()
+    choosing: tuple[float, float, float] = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,12 @@ def cost_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable
         "over FedAvg.",
         *scenario.plain.notes,
     ]
+    if any(scenario.choosing):
+        down, up, chosen_flops = scenario.choosing
+        notes.append(
+            f"Besides, in a round its candidates (train.sampling) receive {down:,.6g} bytes, send {up:,.6g}, and "
+            f"compute {chosen_flops / 1e9:.4g} GFLOPs, all of them together."
+        )
     return CostTable(columns, rows, notes)
 
 

@@ -262,7 +262,7 @@ def test_the_contract_tests_notice_a_momentum_that_is_lost_or_shared(tmp_path, m
 GRADIENT_RULES = {
     "fedavg", "fedprox", "fedavgm", "slowmo", "fedmom", "fedadam", "fedyogi", "fedadagrad", "moon", "fedtrip", "feddyn",
     "adabest", "fedacg", "fedexp", "fedsam", "fedper", "fedbn",
-    "fedrep", "lg_fedavg", "fedbabu", "ditto", "apfl", "perfedavg", "pfedme", "ifca",
+    "fedrep", "lg_fedavg", "fedbabu", "ditto", "apfl", "perfedavg", "pfedme", "ifca", "fedproto",
 }  # fmt: skip
 """The algorithms whose local rule is a gradient step of some loss, by their papers' formulas."""
 

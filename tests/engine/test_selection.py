@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -88,8 +89,72 @@ def test_with_cached_losses(tmp_path):
         known |= dict(zip(rows.client, rows.loss, strict=True))
 
 
+OORT = {"kind": "oort"}
+SLOW = {"system__flops_per_second": {"lognormal": [1e6, 1.5]}}
+
+
+def square_losses_at(model, data):
+    """n_i times the root of the mean of each client's squared losses, by torch alone."""
+    found, source = {}, small_source()
+    for client in range(data.clients):
+        places = data.client(client)
+        x, y = torch.from_numpy(source.x_train[places]), torch.from_numpy(source.y_train[places])
+        each = F.cross_entropy(model(x).double(), y, reduction="none")
+        found[client] = len(places) * each.square().mean().sqrt().item()
+    return found
+
+
+def check_oort(made_with, rounds, most=math.inf, alpha=2.0):
+    """``made_with(r)`` is the run after r rounds."""
+    data = data_of()
+    present, useful, last, took, slow = np.flatnonzero(data.sizes()), {}, {}, {}, 0
+    for number in range(1, rounds + 1):
+        made = made_with(number)
+        rows = made.clients[made.clients["round"] == number]
+        now = {}
+        for client in sorted(useful):
+            now[client] = useful[client] + math.sqrt(0.1 * math.log(number) / last[client])
+            if took.get(client, 0) > most:
+                now[client] *= (most / took[client]) ** alpha
+                slow += 1
+        new = [client for client in present if client not in now]
+        fresh = min(len(new), max(round(max(0.2, 0.9 * 0.98 ** (number - 1)) * 3), 3 - len(now)))
+        rng = stream(SETTINGS.get("run.seed", 0), Purpose.COHORT, number)
+        chosen = rng.choice(new, fresh, replace=False).tolist() if new else rng.choice(np.zeros(0), 0).tolist()
+        if fresh < 3:
+            values = np.minimum([*now.values()], np.quantile([*now.values()], 0.95))
+            chosen += rng.choice([*now], 3 - fresh, replace=False, p=values / values.sum()).tolist()
+        assert rows.client.tolist() == sorted(chosen)
+        expected = [now.get(client, math.nan) for client in rows.client]
+        assert rows.selection_utility.tolist() == pytest.approx(expected, rel=1e-4, nan_ok=True)
+        losses = square_losses_at(made_with(number - 1).model.eval(), data)
+        useful |= {client: losses[client] for client in rows.client}
+        last |= dict.fromkeys(rows.client, number)
+        if most < math.inf:
+            took |= dict(zip(rows.client, rows.virtual_seconds, strict=True))
+    return slow
+
+
+@pytest.mark.parametrize("system", [{}, SLOW], ids=["alike", "slow"])
+def test_oort(system, tmp_path):
+    keys = {"train__cohort_size": 3, "run__checkpoint_every": 1, **system}
+    most = 0.01 if system else math.inf
+    sampling = OORT | ({"seconds": most, "alpha": 1.5} if system else {})
+    initial = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), CustomObjects(source=small_source()))[0]
+    runs = {0: SimpleNamespace(model=initial.build_model())}
+
+    def made_with(rounds):
+        if rounds not in runs:
+            made = run(tmp_path, **keys, run__rounds=rounds, train__sampling=sampling)
+            runs[rounds] = SimpleNamespace(clients=made.clients, model=made.model())
+        return runs[rounds]
+
+    slow = check_oort(made_with, 8, most, 1.5)
+    assert (slow > 0) == bool(system)
+
+
 @pytest.mark.parametrize(
-    "sampling", ["weighted", CHOICE, CHOICE | {"cached": True}], ids=["weighted", "fresh", "cached"]
+    "sampling", ["weighted", CHOICE, CHOICE | {"cached": True}, OORT], ids=["weighted", "fresh", "cached", "oort"]
 )
 @pytest.mark.parametrize("algorithm", ["fedavg", "pfedmo", "fedper"])
 def test_the_same_bits_anywhere_and_when_it_is_resumed(algorithm, sampling, tmp_path):
@@ -137,6 +202,9 @@ def test_costs_of_candidates(tmp_path):
         ({"train__sampling": {"kind": "power_of_choice"}}, "kind=power_of_choice needs candidates"),
         ({"train__sampling": {"kind": "cyclic", "candidates": 3}}, "candidates is for kind=power_of_choice"),
         ({"train__sampling": {"kind": "uniform", "candidate": 3}}, r"there is no key candidate \(did you mean"),
+        ({"train__sampling": {"kind": "uniform", "alpha": 3}}, "alpha is for kind=oort"),
+        ({"train__sampling": {"kind": "oort", "alpha": 3}}, "alpha needs seconds"),
+        ({"train__sampling": {"kind": "oort", "seconds": 3}}, "seconds are those of the virtual clock, and there is"),
         ({"train__sampling": CHOICE, "train__cohort_size": 6}, "candidates=5 must be at least 6"),
         ({"train__sampling": CHOICE | {"candidates": 5000}, "train__cohort_size": 2}, "and at most"),
         ({"train__sampling": CHOICE, "train__cohort_size": 2, "system__latency_ms": 3}, "are not on the virtual clock"),

@@ -26,7 +26,7 @@ EVAL_BLOCK = 1000
 """The number of samples in an evaluation task. It is fixed, so that the sums of losses and metrics do not depend on the
 number of workers."""
 
-RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned"})
+RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned", "backdoor"})
 """Names that an algorithm's further model can't have, because other columns of metrics.csv begin with these names."""
 
 
@@ -72,6 +72,7 @@ class Evaluation:
             "test": (len(data.y_test) if experiment.config.run.eval_test else 0, list(models)),
             "validation": (len(data.validation), [GLOBAL]),
             "train": (len(data.train_subset), [GLOBAL]),
+            "backdoor": (_victims(experiment, data), [GLOBAL]),
         }
         self.scores = ClientScores(scoring, experiment, server, data, list(further))
         personal = {PERSONAL_PREFIX + name: value for name, value in self.scores.broadcast.shared.items()}
@@ -155,6 +156,7 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
             )
     config = experiment.config
     splits = {"test": True, "validation": config.data.validation_samples, "train": config.run.eval_train_samples}
+    splits["backdoor"] = config.attack.kind == "backdoor" and config.run.eval_test
     labels = [*(label for label, there in splits.items() if there), *further]
     wanted = [f"{label}_{metric}" for label in labels for metric in recorded_metrics(experiment.task, label)]
     wanted += scoring.columns(further)
@@ -169,6 +171,14 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
     if experiment.privacy is not None:
         wanted += ["clip_norm", "epsilon"]
     return [name for name in wanted if name not in METRICS]
+
+
+def _victims(experiment: Experiment, data: FederatedData) -> int:
+    """Returns on how many marked test samples the success of a backdoor is measured."""
+    attack = None if experiment.robust is None else experiment.robust.attack
+    if attack is None or attack.backdoor is None or not experiment.config.run.eval_test:
+        return 0
+    return len(attack.backdoor.victims(data.y_test))
 
 
 def _blocks(
