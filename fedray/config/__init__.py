@@ -1,6 +1,6 @@
 """The configuration of a run: its keys, and how it is read and checked."""
 
-from fedray.config.data import ALPHA, CLUSTERS, MIN_SAMPLES, TARGET_COLUMN, DataConfig, PartitionConfig
+from fedray.config.data import ALPHA, CLUSTERS, MAX_LENGTH, MIN_SAMPLES, TARGET_COLUMN, DataConfig, PartitionConfig
 from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.reading import (
@@ -30,7 +30,7 @@ from fedray.config.sections import (
 from fedray.config.yaml_text import dump_yaml, parse_yaml
 
 __all__ = [
-    "ALPHA", "CLUSTERS", "IGNORED", "MIN_SAMPLES", "TARGET_COLUMN", "AlgorithmConfig", "Auto", "Config",
+    "ALPHA", "CLUSTERS", "IGNORED", "MAX_LENGTH", "MIN_SAMPLES", "TARGET_COLUMN", "AlgorithmConfig", "Auto", "Config",
     "DataConfig", "EngineConfig", "Given", "ModelConfig", "PartitionConfig", "Real", "RunConfig", "ScheduleConfig",
     "Section", "TaskConfig", "TrainConfig", "Whole", "assign", "check", "documented_keys", "dump_yaml", "expand",
     "flat", "load", "parse_yaml", "plain", "read", "read_file", "run_name", "unknown_key",

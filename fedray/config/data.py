@@ -11,6 +11,9 @@ from fedray.config.section import Auto, Natural, Positive, Real, Section, Whole
 TARGET_COLUMN = "target"
 """The default of ``data.target_column``: the column of a table that holds the targets."""
 
+MAX_LENGTH = 128
+"""The default of ``data.max_length``."""
+
 ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
 """The values that null stands for in the options of a partition."""
 
@@ -79,6 +82,14 @@ class DataConfig(Section):
     input_columns: list[str] | None = Field(
         None, min_length=1, description="csv, hf: the columns that are the model's inputs; all others unless set"
     )
+    tokenizer: str | None = Field(
+        None, description="hf: what turns texts into tokens: a folder of save_pretrained, or a name on the hub"
+    )
+    max_length: Whole | None = Field(
+        None,
+        ge=1,
+        description=f"hf: tokens of a text; longer ones are cut, shorter ones padded; {MAX_LENGTH} unless set",
+    )
     normalization: str = Field("default", description="mean and std of the inputs; see `fedray datasets`")
     mean: list[Real] | None = Field(
         None, min_length=1, description="instead of normalization: what is subtracted from pixels/255, or from floats"
@@ -119,6 +130,14 @@ class DataConfig(Section):
         description="a function of yours that changes the inputs of a client's mini-batch at random, in training only: "
         "file.py:Name or module:Name",
     )
+
+    @model_validator(mode="after")
+    def _check_tokenizer(self) -> DataConfig:
+        if self.max_length is not None and self.tokenizer is None:
+            raise ValueError("data.max_length is for data.tokenizer, which is not set")
+        if self.tokenizer is not None and self.source != "hf":
+            raise ValueError(f"data.tokenizer is for data.source=hf, not {self.source}")
+        return self
 
     @model_validator(mode="after")
     def _check_mean_and_std(self) -> DataConfig:

@@ -6,11 +6,24 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fedray.config.section import Section, Whole
+from fedray.config.section import Real, Section, Whole
 
 GROUPS = 2
 """The default number of groups of a GroupNorm that replaces a model's own normalisation layer. It is the number in
 GHBM's paper."""
+
+
+class PeftConfig(Section):
+    """The section ``model.peft``: small layers that are trained in place of the model's own (the library peft)."""
+
+    kind: Literal["lora"] = Field("lora", description="lora: products of two narrow matrices beside linear layers")
+    r: Whole = Field(8, ge=1, description="width of the matrices")
+    alpha: Real = Field(16.0, gt=0, description="their product is multiplied by alpha / r")
+    targets: list[str] | Literal["all-linear"] = Field(
+        "all-linear",
+        description="names of the layers that get them, or the ends of these names; unset: all linear ones",
+    )
+    dropout: Real = Field(0.0, ge=0, lt=1, description="dropout of what goes into them")
 
 
 class ModelConfig(Section):
@@ -35,6 +48,12 @@ class ModelConfig(Section):
         description="layers that stay at each client: head, base, norm, or names such as conv1 or *.bias; unset: those "
         "of the algorithm",
     )
+    trainable: list[str] | None = Field(
+        None,
+        description="layers that are trained, named as private ones; the others stay as they are; unset: all, or with "
+        "peft its own and the head",
+    )
+    peft: PeftConfig | None = Field(None, description="layers of the library peft, as in {kind: lora, r: 8, alpha: 16}")
     proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from fedray.core.structure import arguments, map_leaves
 from fedray.errors import UserError
 from fedray.experiment.weights import load_weights
 from fedray.models import build, find_model, options_of
+from fedray.models.adapting import adapt
 from fedray.models.channels_last import convert
 from fedray.models.heads import Head, add_head, find_head
 from fedray.models.norms import replace_norms
@@ -97,6 +98,9 @@ class ModelMaker:
                     parameter.zero_()
         if section.weights is not None and client is None:
             load_weights(module, Path(section.weights), self.classes)
+        if section.peft is not None or section.trainable is not None:
+            with self._drawing(client, 2):
+                adapt(module, section.peft, section.trainable)
         if self.channels_last is not None:
             convert(module, self.channels_last)
         return module

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from fedray.errors import UserError, near_miss
+from fedray.models.adapters import TIMM, TRANSFORMERS, timm_model, transformers_model
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.heads import Head as Head
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
@@ -59,8 +60,9 @@ def find_model(name: str) -> Callable[..., nn.Module]:
     model's options, it returns a ``torch.nn.Module``. A user-defined one need not have the first two arguments.
 
     Args:
-        name: A key of :data:`MODELS`, ``torchvision:NAME`` for a classifier of torchvision, or ``file.py:Class`` or
-            ``module:Class`` for a user-defined model.
+        name: A key of :data:`MODELS`, ``torchvision:NAME`` for a classifier of torchvision, ``transformers:NAME`` and
+            ``timm:NAME`` for models of these libraries, or ``file.py:Class`` or ``module:Class`` for a user-defined
+            model.
 
     Raises:
         UserError: There is no such model, or it can't be imported or called.
@@ -70,6 +72,10 @@ def find_model(name: str) -> Callable[..., nn.Module]:
     """
     if name.startswith(PREFIX):
         return torchvision_model(name.removeprefix(PREFIX))
+    if name.startswith(TRANSFORMERS):
+        return transformers_model(name.removeprefix(TRANSFORMERS))
+    if name.startswith(TIMM):
+        return timm_model(name.removeprefix(TIMM))
     if is_user_defined(name):
         model: Callable[..., nn.Module] = import_object(name, "model.name")
         if not callable(model):

@@ -107,6 +107,10 @@ def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], na
     watch = Watching(written)
     with watch:
         module.train(training)
+        for layer in module.modules() if training else ():
+            # as in the local steps, where such layers keep their statistics
+            if isinstance(layer, TRACKING_NORMS) and is_frozen(layer):
+                layer.eval()
     if met := [key for key, tensor in tensors.items() if watch.has_met(tensor)]:
         raise UserError(
             f"model {name}: its train() or eval() writes into {met[0]}, but fedray loads the models of many "

@@ -33,7 +33,7 @@ class ModelFacts:
     """What the engine must know about a model before training.
 
     * ``parameters``: the number of trainable parameters.
-    * ``buffers``: the number of entries in floating-point buffers.
+    * ``buffers``: the number of entries in floating-point buffers that forward passes change. The others do not travel.
     * ``flops``: the FLOPs of one sample's forward pass in training mode, without the predictor (a second network that
       some heads have).
     * ``prediction_flops``: the FLOPs of the predictor, 0 if there is none.
@@ -110,10 +110,10 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
                 _, count = count_forward_pass(module, example)
         head = predicting_head(module)
         predicted = 0.0 if head is None else forward_flops(head.predictor, torch.zeros(2, head.classifier.in_features))
-    behaviour = behaviour_of(module, example, name)
+    behaviour, tensors = behaviour_of(module, example, name), Places(module).tensors
     return ModelFacts(
         parameters=Layout(module).parameters,
-        buffers=sum(buffer.numel() for buffer in module.buffers() if buffer.is_floating_point()),
+        buffers=sum(b.numel() for n, b in tensors.items() if n in behaviour.changing and b.is_floating_point()),
         flops=count.flops,
         behaviour=behaviour,
         prediction_flops=predicted,

@@ -23,7 +23,7 @@ FORMS = "file.py:Name or module:Name"
 """The two forms in which a config can name a user-defined object, as messages show them."""
 
 
-PREFIXES = ("torchvision:",)
+PREFIXES = ("torchvision:", "transformers:", "timm:")
 """How names in a config begin that have a colon, but do not name a user-defined object."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.config import TARGET_COLUMN, DataConfig
+from fedray.config import MAX_LENGTH, TARGET_COLUMN, DataConfig
 from fedray.errors import UserError, closest, near_miss
 
 CLIENT = "client"
@@ -34,6 +34,8 @@ class Columns:
         client: the name of the column with the client of each row. None stands for the column ``client``, if the table
             has one.
         inputs: the names of the columns with the inputs. None stands for all columns without targets or clients.
+        tokenizer: what turns inputs that are texts into tokens: a folder, or a name on the hub; None if there are none.
+        length: the number of tokens of each row.
         target_key, client_key, inputs_key: what error messages call the settings by which the user names these columns:
             keys of the configuration, or arguments of simulate().
 
@@ -45,6 +47,8 @@ class Columns:
     target: str = TARGET_COLUMN
     client: str | None = None
     inputs: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+    length: int = MAX_LENGTH
     target_key: str = "data.target_column"
     client_key: str = "data.client_column"
     inputs_key: str = "data.input_columns"
@@ -54,7 +58,9 @@ class Columns:
         """Makes the :class:`Columns` that a configuration describes by ``target_column``, ``client_column`` and
         ``input_columns`` in its section ``data``."""
         inputs = None if data.input_columns is None else tuple(data.input_columns)
-        return cls(data.target_column, data.client_column, inputs)
+        return cls(
+            data.target_column, data.client_column, inputs, data.tokenizer, data.max_length or MAX_LENGTH
+        )  # fmt: skip
 
     @property
     def keys_set(self) -> list[str]:
@@ -64,6 +70,7 @@ class Columns:
             self.target_key: self.target != TARGET_COLUMN,
             self.client_key: self.client is not None,
             self.inputs_key: self.inputs is not None,
+            "data.tokenizer": self.tokenizer is not None,
         }
         return [key for key, is_set in changed.items() if is_set]
 

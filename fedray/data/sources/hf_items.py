@@ -13,6 +13,7 @@ import pickle
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedray.data.sources.arrow import column_array
 from fedray.data.sources.columns import Columns, in_order_of
 from fedray.data.sources.images import decode_image
 from fedray.data.sources.targets import AUTO
+from fedray.data.sources.texts import texts_among, tokenized
 from fedray.data.storage.cache import file_stamp, remembered
 from fedray.data.storage.lazy import LazyItems, is_much
 from fedray.errors import UserError, first_sentence
@@ -82,6 +84,8 @@ def fields_of(
     """
     given: dict[str, Any] = {}
     inputs: Sequence[str] = ()
+    if columns.tokenizer is not None:
+        sets, columns, stamps = *_with_tokens(sets, columns, where), None
     shown = {"train": f"{where} (train)", "test": f"{where} (test)"} if where else {"train": "data", "test": "test"}
     for part, dataset in sets.items():
         name = shown[part]
@@ -106,6 +110,21 @@ def fields_of(
             raise UserError(f"{where or 'data'}: the classes of train and test have not the same names")
         given |= {"class_names": names[0], "classes": len(names[0])}
     return given
+
+
+def _with_tokens(sets: Mapping[str, Any], columns: Columns, where: str) -> tuple[Mapping[str, Any], Columns]:
+    """Returns the ``sets`` with tokens in place of the texts among their inputs, and the columns that they have then.
+    Raises :class:`UserError` if there are no texts."""
+    first = next(iter(sets.values()))
+    _, found = columns.find(list(first.column_names), where or "data", True)
+    texts = texts_among(first, found)
+    if not texts:
+        raise UserError(f"data.tokenizer={columns.tokenizer}: no column of inputs holds texts in {where or 'data'}")
+    assert columns.tokenizer is not None
+    made, new = tokenized(sets, texts, columns.tokenizer, columns.length)
+    if columns.inputs is None:
+        return made, columns
+    return made, replace(columns, inputs=(*(name for name in columns.inputs if name not in texts), *new))
 
 
 def read_column(dataset: Any, column: str, name: str) -> np.ndarray:
@@ -136,8 +155,8 @@ def _refuse_texts(dataset: Any, inputs: Sequence[str], name: str, columns: Colum
     for field in _as_arrow(dataset, inputs)[:1].schema:
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
             raise UserError(
-                f"{name}: column {field.name!r} holds texts, which are no inputs of a model: turn them into tokens, or "
-                f"leave them out by {columns.inputs_key}"
+                f"{name}: column {field.name!r} holds texts, which are no inputs of a model: turn them into tokens "
+                f"(data.tokenizer), or leave them out by {columns.inputs_key}"
             )
 
 

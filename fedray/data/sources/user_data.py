@@ -80,7 +80,10 @@ def _source_of(
     if test is None:
         raise UserError("data=... needs test=... in the same form")
     data, test = one_per_client(data, test, label_column)
-    columns = Columns(label_column, client_column, None, "label_column", "client_column", "Dataset.select_columns")
+    columns = Columns(
+        label_column, client_column, target_key="label_column", client_key="client_column",
+        inputs_key="Dataset.select_columns",
+    )  # fmt: skip
     if (label_column, client_column) != (LABEL, None) and not isinstance(data, pd.DataFrame) and not is_table(data):
         raise UserError(
             "client_column and label_column name columns of a DataFrame or a Hugging Face Dataset, but data is neither"

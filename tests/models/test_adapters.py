@@ -1,0 +1,199 @@
+"""Models of transformers and timm, texts, and the training of a part of a model, with models made from configurations
+because there is no hub here."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from small_runs import run
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from fedray import UserError, simulate
+from fedray.config import load
+from fedray.data.sources.source import Source
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve
+from fedray.testing.contracts import assert_same
+
+LENGTH = 9
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+KEYS = {"model__hidden": None, "run__rounds": 3, "train__cohort_size": 3, "data__clients": 5}
+WORDS = ["good", "bad", "film", "the", "a", "was", "plot", "very"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A folder with a small BERT's weights."""
+    folder = tmp_path_factory.mktemp("bert")
+    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=32, num_labels=3, **SIZES)
+    torch.manual_seed(1)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    rng = np.random.default_rng(2)
+    y = rng.integers(0, 3, 200)
+    ids = rng.integers(5, 50, (200, LENGTH))
+    ids[:, 1] = 10 + y
+    mask = np.ones_like(ids)
+    mask[::3, 6:] = 0
+    x = {"input_ids": ids, "attention_mask": mask}
+    train, test = ({name: part[rows] for name, part in x.items()} for rows in (slice(160), slice(160, 200)))
+    return Source("tokens", train, y[:160], test, y[160:], 3)
+
+
+def images():
+    rng = np.random.default_rng(3)
+    y = rng.integers(0, 3, 120)
+    x = rng.normal(size=(120, 1, 28, 28)).astype(np.float32)
+    return Source("images", x[:90], y[:90], x[90:], y[90:], 3)
+
+
+def made(name, source, **keys):
+    config = load({"algorithm.name": "fedavg", "model.name": name, **keys})
+    return resolve(config, CustomObjects(source=source))[0]
+
+
+def test_weights_and_outputs_are_those_of_the_library(bert, tokens):
+    module = made(f"transformers:{bert}", tokens).build_model()
+    theirs = transformers.BertForSequenceClassification.from_pretrained(bert)
+    batch = {name: torch.from_numpy(part[:4]) for name, part in tokens.x_train.items()}
+    with torch.no_grad():
+        assert torch.equal(module.eval()(**batch), theirs.eval()(**batch).logits)
+    drawn = made(f"transformers:{bert}", tokens, **{"model.pretrained": False})
+    one, two = drawn.build_model(), drawn.build_model()
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not torch.equal(one.model.classifier.weight, theirs.classifier.weight)
+
+
+def test_only_what_is_trained_travels(bert, tokens, tmp_path):
+    keys = {"model__name": f"transformers:{bert}", "data": tokens, **KEYS}
+    result = run(tmp_path, **keys, model__peft={"kind": "lora", "r": 2, "alpha": 4, "targets": ["query", "value"]})
+    # two matrices of 16 x 2 for two projections of two layers, and the classifier
+    trained = 2 * 2 * 2 * (16 * 2) + 16 * 3 + 3
+    assert result.summary["parameters"] == trained
+    assert result.metrics.bytes_up.tolist() == [4 * 3 * trained * (r + 1) for r in range(3)]
+    start, end = load_file(bert / "model.safetensors"), load_file(result.folder / "model.safetensors")
+    for name, before in start.items():
+        if not name.startswith("classifier"):
+            key = f"model.{name}"
+            key = (
+                key if key in end else key.replace(".weight", ".base_layer.weight").replace(".bias", ".base_layer.bias")
+            )
+            assert torch.equal(end[key], before), name
+    layer = "model.bert.encoder.layer.0.attention.self.query"
+    assert end[f"{layer}.lora_B.default.weight"].abs().max() > 0
+    merged = result.model().eval()
+    x = torch.randn(3, 16)
+    query = merged.model.bert.encoder.layer[0].attention.self.query
+    a, b = (end[f"{layer}.lora_{part}.default.weight"] for part in "AB")
+    expected = torch.nn.functional.linear(x, start["bert.encoder.layer.0.attention.self.query.weight"])
+    expected = expected + start["bert.encoder.layer.0.attention.self.query.bias"] + 4 / 2 * x @ a.T @ b.T
+    torch.testing.assert_close(query(x), expected)
+
+
+def test_the_same_bits_anywhere_and_when_it_is_resumed(bert, tokens, tmp_path):
+    keys = {"model__name": f"transformers:{bert}", "data": tokens, **KEYS, "run__checkpoint_every": 1}
+    keys |= {"model__peft": {"r": 2}}
+    whole = run(tmp_path / "whole", **keys)
+    run(tmp_path / "parts", **keys | {"run__rounds": 2})
+    assert_same(whole, run(tmp_path / "parts", **keys))
+    assert_same(whole, run(tmp_path / "pickled", engine__kind="fedray.testing.pickling:PicklingPool", **keys))
+
+
+def test_parts_of_a_model_are_trained(tmp_path):
+    keys = {"model__name": "timm:resnet10t", "data": images(), **KEYS, "run__rounds": 1}
+    result = run(tmp_path, **keys, model__trainable=["fc"])
+    assert result.summary["parameters"] == 512 * 3 + 3
+    # running statistics of layers that are not trained stay where they are
+    assert result.metrics.bytes_up[0] == 3 * 4 * (512 * 3 + 3)
+    all_of_it = run(tmp_path / "all", **keys)
+    statistics = sum(b.numel() for name, b in all_of_it.model().named_buffers() if "running" in name)
+    parameters = sum(p.numel() for p in all_of_it.model().parameters())
+    assert all_of_it.metrics.bytes_up[0] == 3 * 4 * (parameters + statistics)
+
+
+@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "vit"])
+def test_images(name, tmp_path):
+    if name == "vit":
+        transformers.ViTConfig(image_size=28, patch_size=7, num_channels=1, **SIZES).save_pretrained(tmp_path / "vit")
+        name = f"transformers:{tmp_path / 'vit'}"
+    options = {"model__patch_size": 7, "model__embed_dim": 12, "model__depth": 1} if "timm" in name else {}
+    result = run(tmp_path / "runs", model__name=name, data=images(), **KEYS | {"run__rounds": 1} | options)
+    assert np.isfinite(result.metrics.test_loss).all()
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """A data set of short reviews, and a tokenizer for it."""
+    rng = np.random.default_rng(4)
+    label = rng.integers(0, 2, 80)
+    texts = [" ".join(["the film was", WORDS[1 - y], *rng.choice(WORDS[2:], rng.integers(1, 6))]) for y in label]
+    data = datasets.Dataset.from_dict({"text": texts, "label": label})
+    datasets.DatasetDict({"train": data.select(range(60)), "test": data.select(range(60, 80))}).save_to_disk(
+        tmp_path / "reviews"
+    )
+    vocabulary = {word: place for place, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    fast.save_pretrained(tmp_path / "tokenizer")
+    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=16, **SIZES)
+    config.save_pretrained(tmp_path / "bert")
+    return tmp_path
+
+
+def of_texts(folder, **keys):
+    return {
+        "algorithm.name": "fedavg", "data.source": "hf", "data.root": str(folder / "reviews"), "data.clients": 4,
+        "data.target_column": "label", "data.tokenizer": str(folder / "tokenizer"), "data.max_length": 7,
+        "model.name": f"transformers:{folder / 'bert'}", "run.rounds": 8, "train.lr": 0.01, "train.optimizer": "adam",
+        "engine.kind": "local", "train.local_steps": 10, "run.output": str(folder / "runs"), **keys,
+    }  # fmt: skip
+
+
+def test_texts(reviews):
+    _, data = resolve(load(of_texts(reviews)))
+    first = datasets.load_from_disk(reviews / "reviews")["train"][0]["text"].split()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(reviews / "tokenizer")
+    expected = tokenizer.convert_tokens_to_ids(first)[:7]
+    assert data.x["input_ids"].shape == (60, 7)
+    assert data.x["input_ids"][0].tolist() == expected + [0] * (7 - len(expected))
+    assert data.x["attention_mask"][0].tolist() == [1] * len(expected) + [0] * (7 - len(expected))
+    assert simulate(of_texts(reviews)).summary["final"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"data.tokenizer": "nowhere/at/all"}, "data.tokenizer=nowhere/at/all can't be loaded"),
+        ({"data.tokenizer": None, "data.max_length": None}, r"holds texts.*\(data\.tokenizer\)"),
+        ({"data.tokenizer": None}, "data.max_length is for data.tokenizer"),
+        ({"data.source": "csv"}, "data.tokenizer is for data.source=hf, not csv"),
+        ({"model.trainable": ["clasifier"]}, r"model\.trainable: the model has no parameter and no layer 'clasifier'"),
+        ({"model.peft": {"targets": ["nothing"]}}, r"model\.peft: layers \['nothing'\] can't get matrices of width 8"),
+        ({"model.peft": {"kind": "ia3"}}, "peft"),
+        ({"model.kind": "words"}, "kind must be one of auto, sequence"),
+        ({"model.name": "timm:resnet1o"}, "timm has no such model"),
+        ({"model.name": "transformers:./nowhere"}, "model transformers:./nowhere can't be made"),
+    ],
+)
+def test_what_is_refused(keys, message, reviews):
+    asked = {key: value for key, value in of_texts(reviews, **keys).items() if value is not None}
+    with pytest.raises(UserError, match=message):
+        simulate(asked)
+
+
+@pytest.mark.parametrize("library", ["transformers", "timm", "peft"])
+def test_a_library_that_is_missing(library, bert, tokens, monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, library, None)
+    name = f"{library}:resnet18" if library != "peft" else f"transformers:{bert}"
+    keys = {"model__peft": {"r": 2}} if library == "peft" else {}
+    with pytest.raises(UserError, match=rf"needs the library {library}: pip install 'fedray\[{library}\]'"):
+        run(tmp_path, model__name=name, data=tokens if library != "timm" else images(), **KEYS, **keys)
