@@ -131,7 +131,8 @@ class Algorithm:
     in which these layers are missing. A subclass has to say it again."""
     allows_aggregation: ClassVar[bool] = False
     """Whether :meth:`server_update` is also right if something else takes the place of the means of uploads
-    (``train.aggregation``). A subclass has to say it again."""
+    (``train.aggregation``), and uses nothing else of single clients, such as their sizes (``privacy``). A subclass has
+    to say it again."""
     asynchronous: ClassVar[bool] = False
     """Whether :meth:`server_update` is also right for uploads of clients that began with different models, of which it
     gets the mean as a difference from the server's model of now (``system.mode=buffered``). A subclass does not inherit
@@ -148,8 +149,8 @@ class Algorithm:
     needs_public: ClassVar[bool] = False
     """Whether the server trains on a public set."""
     needs_classes: ClassVar[bool] = False
-    """Whether clients or the server compare models by their class logits, as in pFedMo. Such an algorithm is refused
-    for tasks without classes."""
+    """Whether the rule needs the classes of samples, as pFedMo's, which compares class logits. Such an algorithm is
+    refused for tasks without classes."""
     uses_server_lr: ClassVar[bool] = True
     """Whether the server's rule uses ``server.server_lr``. If not, ``train.server_lr`` is refused."""
     any_optimizer: bool = False

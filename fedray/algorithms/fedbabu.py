@@ -6,9 +6,15 @@ Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
 from fedray.algorithms import base
 from fedray.algorithms.base import Carry, in_place
 from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.server_state import ServerState
 from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
 
@@ -34,3 +40,10 @@ class FedBABU(FedAvg):
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         trained = ~client.parameters_of(*self.hyper.frozen)
         return client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch), only=trained)
+
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
+    ) -> None:
+        frozen, y = server.parameters_of(*self.hyper.frozen), sums["y"]
+        # also where noise or an attack is added to what clients send
+        server.move(y.with_parameters(torch.where(frozen, server["x"].parameters, y.parameters)))

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedray.algorithms import base
@@ -34,8 +33,9 @@ class FedProto(Algorithm):
     n_ic; z_c = sum_i s_ic / sum_i n_ic.
 
     The sums are over the cohort. z is the input of the last layer. A class that nobody in the cohort has keeps its
-    prototype, and one that never had any adds nothing to the loss. All clients begin with the same initial model, which
-    is also the global model that is evaluated; look at the personal models.
+    prototype, and one that never had any adds nothing to the loss. Bytes count prototypes in the first round too. All
+    clients begin with the same initial model, which is also the global model that is evaluated; look at the personal
+    models.
     """
 
     paper = "Tan et al., AAAI 2022"
@@ -45,7 +45,7 @@ class FedProto(Algorithm):
     uses_server_lr = False
     sends_numbers = True
     private = ("*",)
-    traffic = Traffic(numbers_down=a_row_for_each_class, numbers_up=a_row_for_each_class)
+    traffic = Traffic(models_down=0, models_up=0, numbers_down=a_row_for_each_class, numbers_up=a_row_for_each_class)
     work = Work(full_losses=1)
 
     class Hyper(base.Hyper):
@@ -70,11 +70,7 @@ class FedProto(Algorithm):
         return task + lam * own[:, -1] * (outputs.features - own[:, :-1]).square().sum(dim=1)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        sums: list[Any] = [0.0] * client.size
-        for row, outputs, y in client.objective.full_passes(carry["y"]):
-            of_class = F.one_hot(y, outputs.logits.shape[-1]).T.double()
-            sums[row] = sums[row] + of_class @ F.pad(outputs.features[0], (0, 1), value=1.0).double()
-        return Result({"sums": Upload.sum(torch.stack(sums).float())})
+        return Result({"sums": Upload.sum(client.objective.class_sums(carry["y"]))})
 
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]

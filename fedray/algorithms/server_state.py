@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model, Vector
 
@@ -68,6 +70,9 @@ class ServerState:
     model_of: Callable[[int], Model]
     """``model_of(s)`` returns the model x^s that the server had at the start of round s, which is the current round or
     one of the ``earlier_models`` rounds before it."""
+    parameters_of: Callable[..., Tensor]
+    """``parameters_of("head")`` returns a mask, bool ``[width]``, of the parameters that belong to layers of these
+    names (:meth:`~fedray.client.phase.ClientPhase.parameters_of`)."""
     initial_model: Callable[[int], Model]
     """``initial_model(k)`` returns a model with other random initial weights for each number k from 1, which depend on
     ``run.seed`` and k."""

@@ -15,6 +15,8 @@ from typing import Any
 
 from fedray.cli.settings import add_settings, load_settings
 from fedray.config import AlgorithmConfig, Config, dump_yaml
+from fedray.config.privacy import PrivacyConfig
+from fedray.config.robust import AggregationConfig, AttackConfig
 from fedray.config.system import SystemConfig
 from fedray.errors import UserError
 
@@ -89,13 +91,17 @@ def measure(config: Config) -> tuple[Sequence[float], int, str]:
     with tempfile.TemporaryDirectory(prefix="fedray-calibrate") as folder:
         run = {"output": folder, "working_copy": None, "rounds": ROUNDS, "iterations": None, "eval_every": 0}
         run |= {"checkpoint_every": 0, "name": "calibrate", "stop_at": None, "patience": None, "last_rounds": None}
+        train: dict[str, Any] = {"cohort_size": 1, "participation": None, "sampling": "uniform", "weighting": "auto"}
+        train |= {"aggregation": AggregationConfig(), "upload": []}
         engine = {"kind": "local", "threads": threads, "vectorize": False, "compile": False}
         one = config.model_copy(
             update={
                 "algorithm": AlgorithmConfig(name="fedavg"),
                 "system": SystemConfig(),
+                "attack": AttackConfig(),
+                "privacy": PrivacyConfig(),
                 "run": config.run.model_copy(update=run),
-                "train": config.train.model_copy(update={"cohort_size": 1, "participation": None}),
+                "train": config.train.model_copy(update=train),
                 "engine": config.engine.model_copy(update=engine),
             }
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedray.client.local_data import LocalData
@@ -145,6 +146,18 @@ class Objective:
                 totals[2, row] += losses.double().square().sum()
                 totals[3, row] += len(y)
         return (totals[0] / totals[1])[:, None].float(), (totals[2] / totals[3]).sqrt()[:, None].float()
+
+    def class_sums(self, at: Model) -> Tensor:
+        """Returns for each client and class the sum of the features (the inputs of the last linear layer, in
+        evaluation mode) of the client's samples of this class, and in the last column their number: float32 ``[C,
+        classes, d + 1]``, at the C models ``at``. Samples are not augmented, and the models are not changed."""
+        sums: list[Tensor | None] = [None] * len(self.data.ids)
+        for row, outputs, y in self.full_passes(at):
+            with self.clock.on("gradient"):
+                of_class = F.one_hot(y, outputs.logits.shape[-1]).T.double()
+                found, before = of_class @ F.pad(outputs.features[0], (0, 1), value=1.0).double(), sums[row]
+                sums[row] = found if before is None else before + found
+        return torch.stack([each for each in sums if each is not None]).float()
 
     def full_passes(self, at: Model) -> Iterator[tuple[int, Outputs, Tensor]]:
         """Runs forward passes in evaluation mode over all samples of the clients at the C models ``at``, a part of one

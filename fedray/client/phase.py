@@ -19,7 +19,7 @@ from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.client.private import PrivateRows
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
-from fedray.core.private import private_columns
+from fedray.core.private import mask_of
 from fedray.core.samples import Indices, Samples
 from fedray.core.seeds import Purpose
 from fedray.core.sending import column
@@ -216,10 +216,7 @@ class ClientPhase:
         """
         if layers not in self._masks:
             network = self.objective.network
-            places = private_columns(network.module, network.layout, layers)
-            chosen = torch.zeros(network.layout.width, dtype=torch.bool)
-            chosen[places[places < len(chosen)]] = True
-            self._masks[layers] = chosen.to(self._device)
+            self._masks[layers] = mask_of(network.module, network.layout, layers).to(self._device)
         return self._masks[layers]
 
     def initial_models(self, per_client: bool) -> Model:

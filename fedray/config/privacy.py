@@ -29,17 +29,17 @@ class PrivacyConfig(Section):
     participation: Literal["poisson", "fixed"] = Field(
         "poisson",
         description="poisson: each client takes part with the same probability, so that cohorts differ in size; fixed: "
-        "cohorts of one size, of which epsilon is only nearly right",
+        "cohorts of one size, for which epsilon is too small",
     )
     accountant: Literal["pld", "rdp"] = Field(
         "pld", description="how epsilon is computed: by privacy loss distributions, or by Rényi divergences, which "
         "give more"
     )  # fmt: skip
     cohort: Whole | None = Field(
-        None, ge=1, description="clients in a round of which noise and epsilon are told; unset: train.cohort_size"
+        None, ge=1, description="clients in a round for which noise and epsilon are computed; unset: train.cohort_size"
     )
     clients: Whole | None = Field(
-        None, ge=1, description="clients altogether of which epsilon is told; unset: those of the data"
+        None, ge=1, description="clients altogether for which epsilon is computed; unset: those of the data"
     )
 
     @property
@@ -49,8 +49,6 @@ class PrivacyConfig(Section):
 
     @model_validator(mode="after")
     def _check_keys(self) -> PrivacyConfig:
-        if self.epsilon is not None and self.noise is not None:
-            raise ValueError("give epsilon, from which the noise follows, or noise, not both")
         fields = type(self).model_fields
         if not self.is_on and (others := [key for key in fields if getattr(self, key) != fields[key].default]):
             raise ValueError(f"{others[0]} is set, but neither epsilon nor noise, without which nothing is private")

@@ -53,6 +53,15 @@ def private_columns(module: nn.Module, layout: Layout, patterns: Sequence[str]) 
     return torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(at, at + size) for at, size in sorted(ranges))])
 
 
+def mask_of(module: nn.Module, layout: Layout, patterns: Sequence[str]) -> Tensor:
+    """Returns a mask, bool ``[width]``, that is true for the parameters of ``module`` that ``patterns`` name
+    (:func:`private_names`). ``layout`` is that of a model's row."""
+    places = private_columns(module, layout, patterns)
+    chosen = torch.zeros(layout.width, dtype=torch.bool)
+    chosen[places[places < len(chosen)]] = True
+    return chosen
+
+
 def _chosen(module: nn.Module, names: Sequence[str], pattern: str) -> Iterator[str]:
     if pattern not in SHORTCUTS:
         yield from (name for name in names if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern))

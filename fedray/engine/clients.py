@@ -15,7 +15,7 @@ from fedray.client.phase import ClientPhase, Stack, stacks
 from fedray.client.private import PrivateRows
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
-from fedray.core.private import private_columns
+from fedray.core.private import mask_of, private_columns
 from fedray.core.samples import ReadSamples, Samples
 from fedray.core.seeds import every_rng
 from fedray.core.structure import leaves, map_leaves
@@ -287,6 +287,11 @@ class Clients:
                     for name, rows in stacked.items():
                         rows[row].copy_(found[name], non_blocking=True)
         return stacked
+
+    def parameters_of(self, *layers: str) -> Tensor:
+        """Returns the mask of the parameters that belong to ``layers``, as
+        :meth:`fedray.client.phase.ClientPhase.parameters_of` does."""
+        return mask_of(self.network.module, self.network.layout, layers).to(self.device)
 
     def initial(self, client: int | None) -> Model:
         """Returns the model with which the run begins, or, if ``client`` is not None, an initial model that is drawn

@@ -40,7 +40,8 @@ def released(sums: Mapping[str, Any], state: RunState, privacy: Privacy | None) 
     mean[:count] = mechanism.mean(total[:count], clip, server.round)
     within = float(sums.get(WITHIN, 0.0))
     clip = mechanism.next_clip(clip, within, len(server.cohort.ids), server.round)
-    server[CLIP] = torch.tensor([clip], device=state.device)
+    if mechanism.adaptive:
+        server[CLIP] = torch.tensor([clip], device=state.device)
     return {UPDATE: server["x"] + mean}
 
 

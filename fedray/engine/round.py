@@ -124,9 +124,8 @@ def run_round(
     privacy = privacy_columns(experiment, state, number)
     compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
     if experiment.privacy is not None and not server.cohort.ids:
-        experiment.algorithm.server_update(
-            server, experiment.algorithm.phases[0], released({}, state, experiment.privacy), {}
-        )
+        sums = state.with_private(released({}, state, experiment.privacy))
+        experiment.algorithm.server_update(server, experiment.algorithm.phases[0], sums, {})
     with queue.profile.measure("transport"):
         queue.pool.settle()
     state.commit(number, result.states, queue.pool)

@@ -88,17 +88,20 @@ class Selection:
     def _useful(self, number: int) -> tuple[NDArray[np.int64], dict[int, float]]:
         """Returns Oort's clients: a share that never took part, and others in proportion to their utilities."""
         state, count = self.state, self.experiment.clients_drawn
-        utilities = {i: self._utility(i, number) for i in sorted(state.server.column(UTILITY))}
-        new = np.array([i for i in np.flatnonzero(state.sizes).tolist() if i not in utilities], np.int64)
+        known = np.array(sorted(state.server.column(UTILITY)), np.int64)
+        new = np.setdiff1d(np.flatnonzero(state.sizes), known, assume_unique=True)
         share = max(LEAST_EXPLORED, EXPLORED * DECAY ** (number - 1))
-        explored = min(len(new), max(round(share * count), count - len(utilities)))
+        explored = min(len(new), max(round(share * count), count - len(known)))
         rng = stream(self.experiment.config.run.seed, Purpose.COHORT, number)
         chosen = [rng.choice(new, explored, replace=False)]
+        why = dict.fromkeys(chosen[0].tolist(), math.nan)
         if count > explored:
-            values = np.array([*utilities.values()])
-            values = np.minimum(values, np.quantile(values, CUT)) + np.finfo(float).tiny
-            chosen.append(rng.choice([*utilities], count - explored, replace=False, p=values / values.sum()))
-        return np.sort(np.concatenate(chosen).astype(np.int64)), dict.fromkeys(new.tolist(), math.nan) | utilities
+            values = np.array([self._utility(client, number) for client in known.tolist()])
+            cut = np.minimum(values, np.quantile(values, CUT)) + np.finfo(float).tiny
+            places = rng.choice(len(known), count - explored, replace=False, p=cut / cut.sum())
+            chosen.append(known[places])
+            why |= dict(zip(known[places].tolist(), values[places].tolist(), strict=True))
+        return np.sort(np.concatenate(chosen).astype(np.int64)), why
 
     def _utility(self, client: int, number: int) -> float:
         """Returns n_i sqrt(mean loss^2) + sqrt(0.1 ln r / last_i), times (T / t_i)^alpha for a client that takes longer

@@ -116,6 +116,7 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
                     "optimizer": "sgd",
                     "momentum_reset": "round",
                     "aggregation": type(config.train.aggregation)(),
+                    "sampling": "uniform",
                 }
             ),
         }

@@ -47,46 +47,47 @@ def privacy_of(
     _check(config, algorithm)
     if statistics:
         raise UserError(
-            f"privacy: the running statistics of {min(statistics).rpartition('.')[0]} would leave clients without "
+            f"privacy: running statistics of {min(statistics).rpartition('.')[0] or 'it'} would leave clients without "
             "noise: use another norm (model.norm=group), or keep the norms at the clients (model.private=[norm])"
         )
-    told, clients = asked.cohort or cohort, asked.clients or active
-    if told > clients:
+    counted, clients = asked.cohort or cohort, asked.clients or active
+    if counted > clients:
         key = "privacy.cohort" if asked.cohort else "train.cohort_size"
-        raise UserError(f"{key}: {told} clients in a round are more than {clients} altogether (privacy.clients)")
-    rate = told / clients
+        raise UserError(f"{key}: {counted} clients in a round are more than {clients} altogether (privacy.clients)")
+    rate = counted / clients
     noise = asked.noise
-    if noise is None:
-        assert asked.epsilon is not None
-        noise = noise_for(asked.epsilon, rate, asked.delta, asked.accountant, rounds)
+    if asked.epsilon is not None:
+        needed = noise_for(asked.epsilon, rate, asked.delta, asked.accountant, rounds)
+        if noise not in (None, needed):
+            raise UserError(
+                f"privacy.epsilon={asked.epsilon:g} needs noise z={needed:g} in {rounds} rounds, and privacy.noise is "
+                f"{noise:g}: give one of the two"
+            )
+        noise = needed
+    assert noise is not None
     adaptive = asked.clip is None if asked.adaptive is None else asked.adaptive
-    mechanism = Mechanism(noise, asked.clip or FIRST_CLIP, adaptive, cohort, told, config.run.seed)
-    if adaptive and told < mechanism.least_cohort:
+    mechanism = Mechanism(noise, asked.clip or FIRST_CLIP, adaptive, cohort, counted, config.run.seed)
+    if adaptive and counted < mechanism.least_cohort:
         raise UserError(
             f"privacy: with noise z={noise:.4g} the length of clipping can only be adaptive in cohorts of at least "
-            f"{mechanism.least_cohort} clients, and there are {told}: set privacy.clip, or more clients or a larger "
+            f"{mechanism.least_cohort} clients, and there are {counted}: set privacy.clip, or more clients or a larger "
             "privacy.epsilon"
         )
     accountant = Accountant(noise, rate, asked.delta, asked.accountant)
-    notes = _notes(config, mechanism, accountant, rounds, told, clients, (cohort, active))
+    notes = _notes(config, mechanism, accountant, rounds, counted, clients, (cohort, active))
     poisson = asked.participation == "poisson"
     return Privacy(
         mechanism=mechanism,
         accountant=accountant,
         participation=cohort / active if poisson else None,
         # a longer run has other noise for the same epsilon, and must not be taken for the same
-        settings={
-            "privacy.epsilon": None,
-            "privacy.noise": noise,
-            "privacy.clip": mechanism.clip,
-            "privacy.adaptive": adaptive,
-        },
+        settings={"privacy.noise": noise, "privacy.clip": mechanism.clip, "privacy.adaptive": adaptive},
         notes=tuple(notes),
     )
 
 
 def _notes(
-    config: Config, mechanism: Mechanism, accountant: Accountant, rounds: int, told: int, clients: int,
+    config: Config, mechanism: Mechanism, accountant: Accountant, rounds: int, counted: int, clients: int,
     simulated: tuple[int, int],
 ) -> list[str]:  # fmt: skip
     """Returns what the user should know before the run."""
@@ -94,15 +95,16 @@ def _notes(
     each = f"each of {clients} clients in a round with probability {accountant.rate:.4g}"
     epsilon = f"epsilon {accountant.epsilon(rounds):.4g} at delta {asked.delta:g}" if noise else "no noise"
     lines = [f"privacy: {epsilon} after {rounds} rounds, {each}; noise z={noise:.4g}"]
-    if (told, clients) != simulated:
+    if (counted, clients) != simulated:
         lines.append(
             f"warning: privacy: {simulated[0]} of {simulated[1]} clients are simulated, with the noise and epsilon of "
-            f"{told} of {clients} (privacy.cohort, privacy.clients)"
+            f"{counted} of {clients} (privacy.cohort, privacy.clients)"
         )
     if asked.participation == "fixed" and accountant.rate < 1:
         lines.append(
             "warning: privacy.participation=fixed: epsilon is that of clients who take part independently of each "
-            "other, which cohorts of one size are not; participation=poisson is right"
+            "other; in cohorts of one size a client takes the place of another, which changes the sum by up to twice "
+            "as much. participation=poisson is right"
         )
     if asked.delta > 1 / clients:
         lines.append(f"warning: privacy.delta={asked.delta:g} should be less than one in {clients} clients")
@@ -129,6 +131,12 @@ def _check(config: Config, algorithm: Algorithm) -> None:
         ),
         (system.mode == "buffered", "system.mode=buffered: who is fast would take part more often"),
         (system.over_select != 1, f"system.over_select={system.over_select:g}: who is fast would take part more often"),
+        (
+            system.deadline_seconds is not None and system.server_mbps is not None,
+            "system.deadline_seconds beside system.server_mbps: who answers in time would depend on the others",
+        ),
+        (system.availability is not None, "system.availability: when a round begins would depend on earlier clients"),
+        (len(algorithm.phases) > 1, "several phases: the noise is that of one sum in each round"),
         (bool(config.run.diagnostics), "run.diagnostics: it compares clients with the mean of their updates"),
     ]
     for holds, problem in problems:

@@ -99,10 +99,13 @@ def _backdoor(config: Config, data: FederatedData) -> Backdoor:
     :class:`UserError` if the data are no images in one array, or the mark or its target does not fit them."""
     target, patch, images = config.attack.target or 0, config.attack.patch or 3, data.x_test
     shape = data.input_shape
-    if not isinstance(images, np.ndarray) or not isinstance(shape, tuple) or len(shape) < 2:
+    if not isinstance(images, np.ndarray) or not isinstance(shape, tuple) or len(shape) != 3:
         raise UserError(
-            "attack.kind=backdoor marks images in an array, [n, ..., height, width], which data.source is not"
+            "attack.kind=backdoor marks images in an array [n, channels, height, width], and the inputs are none, or "
+            "are read one by one (data.access)"
         )
+    if config.data.augment != "none":
+        raise UserError(f"data.augment={config.data.augment} would move or cut off the mark of attack.kind=backdoor")
     if not len(images):
         raise UserError("attack.kind=backdoor needs a test set, on which its success is measured")
     if patch > min(shape[-2:]):

@@ -122,7 +122,10 @@ def clock_of(experiment: Experiment, data: FederatedData) -> Clock | None:
     phases = costs_by_phase(
         experiment.algorithm, experiment.facts, experiment.training, data.sizes(), experiment.upload
     )
-    return _clock(system, phases, data, experiment.cohort_size, experiment.config.run.seed)
+    # whoever takes part independently of the others must not be in the place of another, however fast that is
+    independent = experiment.privacy is not None and experiment.privacy.participation is not None
+    awaited = data.active if independent else experiment.cohort_size
+    return _clock(system, phases, data, awaited, experiment.config.run.seed)
 
 
 def schedule_of(clock: Clock, present: NDArray[np.int64]) -> Schedule:

@@ -65,10 +65,9 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     defaults = algorithm.resolved_defaults(cohort_size, data.active, local.local_steps)
     if missing := defaults_for_nulls(algorithm.hyper, defaults):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=missing))
-    # who is drawn in proportion to its samples would count for them twice
-    # and one whose update counts more needs more noise
-    by_samples = config.privacy.is_on or SamplingConfig.of(train.sampling).kind in ("weighted", "power_of_choice")
-    usual: Literal["samples", "uniform"] = "uniform" if by_samples else algorithm.weighting
+    # who is drawn in proportion to its samples would count for them twice, and who counts more needs more noise
+    equal = config.privacy.is_on or SamplingConfig.of(train.sampling).kind in ("weighted", "power_of_choice")
+    usual: Literal["samples", "uniform"] = "uniform" if equal else algorithm.weighting
     weighting = usual if train.weighting == "auto" else train.weighting
     advice = algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr)
     return TrainingStage(

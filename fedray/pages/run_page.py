@@ -114,7 +114,7 @@ def _tables(run: RecordedRun) -> Iterator[Table]:
         "bytes from all clients": in_units(last["bytes_up"], "B"), "FLOPs": in_units(last["flops"], "FLOP"),
         "virtual seconds": in_units(last["virtual_seconds"]), "joules": in_units(last["joules"], "J"),
         "seconds": in_units(last["wall_seconds"]),
-        "epsilon": f"{last['epsilon']:.4g}" if "epsilon" in last else "",
+        "epsilon": f"{run.rows['epsilon'].dropna().iloc[-1]:.4g}" if _filled(run.rows, ["epsilon"]) else "",
     }  # fmt: skip
     yield _table("what it took", "in all", {name: text for name, text in costs.items() if text})
     shown = {k: v for k, v in run.settings.items() if k in SHOWN_SETTINGS or k.startswith("algorithm.")}

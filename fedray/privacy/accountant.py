@@ -15,8 +15,11 @@ from scipy import optimize
 from fedray.errors import UserError
 
 INTERVALS = (1e-3, 1e-4)
-"""How finely privacy losses are told apart: an epsilon that is less than a hundred of the first is computed with the
-second, which takes ten times as long."""
+"""How finely privacy losses are told apart: an epsilon that is less than 100 times the first is computed with the
+second, which takes ten times as long. With little noise losses are large, and told apart more coarsely."""
+
+MUCH_NOISE = 0.5
+"""The noise multiplier from which on losses are told apart as :data:`INTERVALS` say."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Accountant:
         with _quiet():
             if self.kind == "pld":
                 epsilon = 0.0
-                for interval in INTERVALS:
+                coarser = max(1.0, (MUCH_NOISE / self.noise) ** 2)
+                for interval in (coarser * each for each in INTERVALS):
                     composed = _loss_of_a_round(self.noise, self.rate, interval).self_compose(rounds)
                     epsilon = float(composed.get_epsilon_for_delta(self.delta))
                     if epsilon >= 100 * interval:
@@ -71,7 +75,10 @@ def noise_for(epsilon: float, rate: float, delta: float, kind: str, rounds: int)
     least = most / 2
     while excess(least) <= 0:
         most, least = least, least / 2
-    return _rounded_up(optimize.brentq(excess, least, most, xtol=1e-5 * most, rtol=1e-5))
+    z = _rounded_up(optimize.brentq(excess, least, most, xtol=1e-5 * most, rtol=1e-5))
+    while excess(z) > 0:
+        z = _rounded_up(z * 1.0001)
+    return z
 
 
 def _rounded_up(value: float) -> float:

@@ -40,8 +40,8 @@ class Mechanism:
         clip: S in the first round.
         adaptive: Whether S changes.
         cohort: m.
-        told: The size of the cohorts of which the noise is told. The noise of the mean is that of their mean, also if
-            smaller ones are simulated.
+        counted: The size of the cohorts for which noise is computed. The noise of the mean is that of their mean, also
+            if smaller ones are simulated.
         seed: ``run.seed``, from which the noise of each round is drawn.
     """
 
@@ -49,7 +49,7 @@ class Mechanism:
     clip: float
     adaptive: bool
     cohort: float
-    told: float
+    counted: float
     seed: int
 
     @property
@@ -57,7 +57,7 @@ class Mechanism:
         """z_delta, the noise multiplier of updates."""
         if not self.adaptive or not self.noise:
             return self.noise
-        return 1 / math.sqrt(self.noise**-2 - (2 * COUNT_DEVIATION * self.told) ** -2)
+        return 1 / math.sqrt(self.noise**-2 - (2 * COUNT_DEVIATION * self.counted) ** -2)
 
     @property
     def least_cohort(self) -> int:
@@ -66,15 +66,16 @@ class Mechanism:
 
     def clipped(self, updates: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
         """Returns ``updates`` float32 ``[C, width]``, of which none is longer than ``clip`` ``[1]``, and which of them
-        were not longer, as ones among zeros ``[C, 1]``."""
+        were not longer, as ones among zeros ``[C, 1]``. One that is not finite becomes zero, and counts as longer."""
+        updates = torch.where(squared_norms(updates).isfinite().reshape(-1, 1), updates, torch.nan)
         lengths = squared_norms(updates).sqrt().reshape(-1, 1)
         factor = (clip.double() / torch.maximum(lengths, clip.double())).float()
-        return updates * factor, (lengths <= clip.double()).float()
+        return (updates * factor).nan_to_num(0.0), (lengths <= clip.double()).float()
 
     def mean(self, total: Tensor, clip: float, round: int) -> Tensor:
         """Returns the private mean of updates whose sum is ``total`` float32 ``[d]``, in ``round``."""
         drawn = torch.empty(total.shape).normal_(generator=self._generator(round, 0))
-        noise = drawn.double() * (self.of_updates * clip / self.told)
+        noise = drawn.double() * (self.of_updates * clip / self.counted)
         return (total.double() / self.cohort + noise.to(total.device)).float()
 
     def next_clip(self, clip: float, within: float, clients: int, round: int) -> float:

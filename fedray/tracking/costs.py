@@ -190,6 +190,7 @@ def server_of_mean_clients(
         server_lr=1.0,
         as_client=absent,
         draw_inputs=absent,
+        parameters_of=absent,
         initial_model=absent,
         model_of=absent,
         total_samples=sum(sizes),

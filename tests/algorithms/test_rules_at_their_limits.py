@@ -26,6 +26,7 @@ def server_of(cohort: Cohort, **more: Any) -> Any:
 
     model = Model(torch.zeros(3), 3)
     state = {"as_client": unused, "draw_inputs": unused, "model_of": unused, "initial_model": unused, **more}
+    state = {"parameters_of": unused, **state}
     return ServerState({"x": model, "x_rep": model}, N=4, seed=0, server_lr=1.0, cohort=cohort, **state)
 
 

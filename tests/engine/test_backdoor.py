@@ -79,6 +79,7 @@ def test_the_same_bits_anywhere_and_when_it_is_resumed(tmp_path):
     ("data", "keys", "message"),
     [
         (small_source, {}, "marks images in an array"),
+        (images, {"data__augment": "crop_flip"}, "would move or cut off the mark"),
         (images, {"attack__patch": 6}, r"attack\.patch=6: images have 5 x 6 pixels"),
         (images, {"attack__target": 4}, r"attack\.target=4: there are 4 classes, from 0"),
         (images, {"attack__z": 1.0}, "z is not for kind=backdoor, but for alie"),

@@ -68,7 +68,7 @@ def test_noise_for_epsilon():
 
 
 def mechanism(**changes):
-    return Mechanism(**{"noise": 1.5, "clip": 2.0, "adaptive": False, "cohort": 40, "told": 40, "seed": 3} | changes)
+    return Mechanism(**{"noise": 1.5, "clip": 2.0, "adaptive": False, "cohort": 40, "counted": 40, "seed": 3} | changes)
 
 
 def test_clipping():
@@ -80,9 +80,16 @@ def test_clipping():
     assert 0 < within.sum() < 6
 
 
+def test_what_is_not_finite_counts_as_nothing():
+    rows = torch.tensor([[1.0, 2.0, math.inf], [0.5, math.nan, 0.0], [0.3, 0.4, 0.0]])
+    found, within = mechanism().clipped(rows, torch.tensor([2.0]))
+    assert found.tolist() == [[0, 0, 0], [0, 0, 0], pytest.approx([0.3, 0.4, 0.0])]
+    assert within.tolist() == [[0], [0], [1]]
+
+
 def test_noise_of_the_mean():
     total = torch.linspace(-1, 1, 20000)
-    for made, deviation in ((mechanism(), 1.5 * 2 / 40), (mechanism(told=1000), 1.5 * 2 / 1000)):
+    for made, deviation in ((mechanism(), 1.5 * 2 / 40), (mechanism(counted=1000), 1.5 * 2 / 1000)):
         noise = (made.mean(total, 2.0, 7).double() - total.double() / 40).numpy()
         assert kstest(noise / deviation, "norm").pvalue > 0.001
         assert (made.mean(total, 2.0, 7) == made.mean(total, 2.0, 7)).all()
@@ -97,7 +104,7 @@ def test_noise_is_divided_between_updates_and_their_lengths(z):
     assert made.of_updates == pytest.approx((z**-2 - (2 * sigma_b) ** -2) ** -0.5)
     # together they are one Gaussian mechanism of z (Andrew et al., Theorem 1)
     assert made.of_updates**-2 + (2 * sigma_b) ** -2 == pytest.approx(z**-2)
-    assert mechanism(noise=z, adaptive=True, told=made.least_cohort).of_updates > z
+    assert mechanism(noise=z, adaptive=True, counted=made.least_cohort).of_updates > z
 
 
 def test_the_length_follows_the_median():
@@ -204,12 +211,37 @@ def test_private_layers_get_no_noise_and_do_not_count(tmp_path):
         assert same == (name in head)
 
 
+def test_nothing_moves_private_layers_in_rounds_without_clients(tmp_path):
+    keys = {"model__private": ["head"], "train__cohort_size": 1, "run__rounds": 8, **PRIVATE}
+    made = run(tmp_path / "made", **keys)
+    assert (made.metrics.cohort_size == 0).any()
+    initial = run(tmp_path / "first", **keys | {"run__rounds": 1})
+    for name in [name for name, _ in made.model().named_parameters()][-2:]:
+        assert torch.equal(made.model().state_dict()[name], initial.model().state_dict()[name])
+
+
+def test_fedbabus_head_stays(tmp_path):
+    made = run(tmp_path / "made", algorithm="fedbabu", **PRIVATE)
+    longer = run(tmp_path / "longer", algorithm="fedbabu", **PRIVATE | {"run__rounds": 2})
+    *base, weight, bias = [name for name, _ in made.model().named_parameters()]
+    for name in (weight, bias):
+        assert torch.equal(made.model().state_dict()[name], longer.model().state_dict()[name])
+    assert not torch.equal(made.model().state_dict()[base[0]], longer.model().state_dict()[base[0]])
+
+
+def test_on_the_clock_everybody_that_was_drawn_is_awaited(tmp_path):
+    made = run(tmp_path, system__latency_ms=5.0, system__flops_per_second={"lognormal": [1e6, 1.0]}, **PRIVATE)
+    assert made.metrics.cohort_size.max() > 5
+    assert set(made.clients.outcome) == {"used"}
+
+
 def test_epsilon_gives_noise_and_another_length_another_run(tmp_path):
     keys = {"privacy__epsilon": 20.0, "privacy__clip": 0.5, "train__cohort_size": None}
     made = run(tmp_path, **keys)
     assert made.metrics.epsilon.iloc[-1] == pytest.approx(20.0, rel=0.01)
     assert made.metrics.epsilon.iloc[-1] <= 20
     assert made.metrics.epsilon.is_monotonic_increasing
+    assert load(made.folder / "config.yaml").privacy.epsilon == 20.0
     assert load(made.folder / "config.yaml").privacy.noise == noise_for(20.0, 1.0, 1e-5, "pld", 6)
     with pytest.raises(UserError, match=r"privacy\.noise"):
         run(tmp_path, **keys | {"run__rounds": 12})
@@ -244,6 +276,16 @@ class Twice(FedAvg):
         return Result({"y": Upload.weighted_mean(carry["y"]), "n": Upload.sum(client.n)})
 
 
+class InTwoPhases(FedAvg):
+    """Sends its model twice."""
+
+    allows_aggregation = True
+    phases = ("train", "again")
+
+    def again(self, client):
+        return self.train(client)
+
+
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -263,7 +305,7 @@ def test_norms_may_stay_at_the_clients(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"privacy__epsilon": 8.0}, "give epsilon, from which the noise follows, or noise, not both"),
+        ({"privacy__epsilon": 8.0}, "privacy.epsilon=8 needs noise z=1.063 in 6 rounds, and privacy.noise is 0.8"),
         ({"privacy__noise": None}, "clip is set, but neither epsilon nor noise"),
         ({"privacy__clip": None, "privacy__adaptive": False}, "adaptive=false needs clip"),
         ({"privacy__adaptive": True}, "in cohorts of at least 9 clients, and there are 5"),
@@ -273,12 +315,18 @@ def test_norms_may_stay_at_the_clients(tmp_path):
         ({"train__aggregation": {"kind": "median"}}, "the server gets a sum of updates alone"),
         ({"run__diagnostics": True}, "does not go with run.diagnostics"),
         ({"system__over_select": 1.4}, "does not go with system.over_select=1.4"),
+        (
+            {"system__deadline_seconds": 9.0, "system__server_mbps": 5.0},
+            "does not go with system.deadline_seconds beside",
+        ),
+        ({"system__availability": {"from": 22, "to": 6}}, "does not go with system.availability"),
+        ({"algorithm": f"{__file__}:InTwoPhases"}, "does not go with several phases"),
         ({"algorithm": "scaffold"}, "algorithm.name=scaffold does not say that its server's rule uses nothing"),
         (
             {"algorithm": f"{__file__}:Twice"},
             "clients may send one thing, the mean of their models y, and they send y, n",
         ),
-        (NORMED, "the running statistics of norm would leave clients without noise"),
+        (NORMED, "running statistics of norm would leave clients without noise"),
     ],
 )
 def test_what_is_refused(keys, message, tmp_path):

@@ -42,7 +42,7 @@ def test_those_who_leave_a_round_were_never_in_it(name, tmp_path, monkeypatch):
     used = {number: of.client[of.outcome == "used"].to_numpy() for number, of in rows.groupby("round")}
     assert {"late", "dropped", "used", "unavailable"} >= set(rows.outcome)
     assert len({len(each) for each in used.values()}) > 1
-    monkeypatch.setattr("fedray.engine.round.draw_of", lambda sizes, experiment, number, choice: used[number])
+    monkeypatch.setattr("fedray.engine.selection.draw_of", lambda sizes, experiment, number, choice: used[number])
     keys = dict.fromkeys(CLOCK)
     without = run(tmp_path / "without", name, **{key.replace(".", "__"): default for key, default in DEFAULTS.items()})
     assert keys.keys() == DEFAULTS.keys()

@@ -187,6 +187,28 @@ def test_what_a_config_asks_for_does_not_stop_the_others(capsys):
     assert "without pfedmo: data.public_samples=0" in out
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["privacy.noise=1.0", "privacy.clip=1"],
+        ["train.aggregation.kind=median", "attack.kind=ipm", "attack.fraction=0.2"],
+        ["train.sampling={kind: oort, seconds: 3}", "system.latency_ms=5"],
+    ],
+    ids=["privacy", "attack", "oort"],
+)
+def test_what_few_algorithms_allow_does_not_stop_the_others(keys, capsys):
+    assert main(["costs", "algorithm.name=fedavg", *keys]) == 0
+    assert "scaffold" in capsys.readouterr().out
+
+
+def test_candidates_are_counted(capsys):
+    sampling = "train.sampling={kind: power_of_choice, candidates: 6}"
+    assert main(["costs", "algorithm.name=fedavg", "model.name=mlp", "train.cohort_size=4", sampling]) == 0
+    out = capsys.readouterr().out
+    parameters = 784 * 100 + 100 + 100 * 10 + 10
+    assert f"receive {6 * 4 * parameters:,.6g} bytes, send 24, and compute" in out
+
+
 def test_momentum_that_is_kept_does_not_stop_the_others(capsys):
     keys = ["algorithm.name=fedavg", "train.momentum=0.9", "train.momentum_reset=never", "model.name=mlp"]
     assert main(["costs", *keys]) == 0

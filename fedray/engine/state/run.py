@@ -111,6 +111,7 @@ class RunState:
             server_lr=experiment.config.train.server_lr,
             as_client=worker.server_as_client,
             draw_inputs=worker.draw_inputs,
+            parameters_of=worker.clients.parameters_of,
             initial_model=worker.clients.initial,
             model_of=earlier.model_of,
             batch_size=experiment.training.batch_size,
