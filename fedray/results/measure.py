@@ -23,7 +23,9 @@ class Measure:
     or smaller (min) values are better.
 
     ``of`` says which model was evaluated on the test set: with ``test`` the one that the algorithm would deploy, with
-    ``representation`` the representation model of pFedMo's server.
+    ``representation`` the representation model of pFedMo's server. With ``clients``, ``clients_personal`` and
+    ``clients_finetuned`` it is the mean over all clients, each on its own test share, of the deployed model, of the
+    clients' personal models, and of the deployed model after fine-tuning.
     """
 
     metric: str = "accuracy"
@@ -33,7 +35,7 @@ class Measure:
     @property
     def column(self) -> str:
         """The column of metrics.csv with the metric's values, such as ``test_accuracy``."""
-        return f"{self.of}_{self.metric}"
+        return f"{self.of}_{self.metric}{'_mean' if self.of.startswith('clients') else ''}"
 
     @property
     def sign(self) -> int:
@@ -61,6 +63,12 @@ class Measure:
         """Returns a value of the metric as text for readers, such as ``91.20 %``, or ``0.4321`` for a metric that is no
         percentage."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+    @property
+    def title(self) -> str:
+        """The head of a table's column, or the text at an axis, with the unit."""
+        whose = "mean over clients' test shares of the " if self.of.startswith("clients") else "test "
+        return f"{whose}{self.words}{self.unit}"
 
     @property
     def words(self) -> str:

@@ -33,7 +33,8 @@ NOTES = (
     "says that the median is above R, the least that a run took which did not reach it.",
     "Public samples used are the labelled ones on which the server trained, or the clients to whom they were dealt; "
     "there are none if they were only held out. A representation model alone is evaluated in the same runs as the row "
-    "of its algorithm, and has their cost.",
+    "of its algorithm, and has their cost. If there are personal models, rows are compared by the mean over all "
+    "clients, each on its own test share: of its personal model, or of the deployed one, also fine-tuned.",
 )
 """The sentences under every table."""
 
@@ -94,9 +95,30 @@ def suite_rows(suite: Suite) -> list[Row]:
         alone = replace(measure, of="representation")
         if any(run.rows.get(alone.column, pd.Series()).notna().any() for run in row.runs):
             rows.append(Row(f"{final.label}, representation model alone", row.folders, alone, facts))
+    rows = _by_what_clients_have(rows)
     # rows without runs have the same measure as the others
     known = next((row.measure for row in rows if row.folders), Measure())
     return [row if row.folders else replace(row, measure=known) for row in rows]
+
+
+def _by_what_clients_have(rows: Sequence[Row]) -> list[Row]:
+    """Returns ``rows``, or, if the personal models of all clients were scored in some of them (``run.eval_clients``),
+    rows that compare what clients have: their personal models; for algorithms without any the deployed model and, as a
+    further row, that model after fine-tuning (``run.finetune_steps``)."""
+
+    def measured(row: Row, of: str) -> list[Row]:
+        measure = replace(row.measure, of=of)
+        there = any(run.rows.get(measure.column, pd.Series()).notna().any() for run in row.runs)
+        name = {"clients_finetuned": f"{row.label}, fine-tuned"}.get(of, row.label)
+        return [replace(row, label=name, measure=measure)] if there else []
+
+    if not any(measured(row, "clients_personal") for row in rows):
+        return list(rows)
+    found = []
+    for row in rows:
+        others = [*measured(row, "clients"), *measured(row, "clients_finetuned")]
+        found += measured(row, "clients_personal") or others or [row]
+    return found
 
 
 def write_suite(suite: Suite) -> list[Path]:
@@ -151,7 +173,7 @@ def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measu
         shown[f"validation{unit}"] = measure.scale * table["validation"]
     elif objective is not None:
         shown[objective] = table["validation"]
-    shown[f"test {measure.words}{unit} (± 95 % interval)"] = [_accuracy(row, measure.scale) for row in records]
+    shown[f"{measure.title} (± 95 % interval)"] = [_accuracy(row, measure.scale) for row in records]
     if "difference" in table:
         shown[f"difference to {baseline}{points} (± 95 % interval)"] = [
             _difference(row, baseline, measure.scale) for row in records
@@ -237,7 +259,7 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
             if row.runs:
                 curves.append(Curve(name, line, mean_curve(row.runs, row.measure.column, "iterations")))
         ceiling = 100.0 if measure.percent else math.inf
-        ylabel = f"test {measure.words}{measure.unit}"
+        ylabel = measure.title
         if curves:
             seeds = max(int(curve.points["runs"].max()) if len(curve.points) else 0 for curve in curves)
             panels.append(
