@@ -16,7 +16,9 @@ GHBM's paper."""
 class PeftConfig(Section):
     """The section ``model.peft``: small layers that are trained in place of the model's own (the library peft)."""
 
-    kind: Literal["lora"] = Field("lora", description="lora: products of two narrow matrices beside linear layers")
+    kind: Literal["none", "lora"] = Field(
+        "none", description="lora: products of two narrow matrices beside linear layers"
+    )
     r: Whole = Field(8, ge=1, description="width of the matrices")
     alpha: Real = Field(16.0, gt=0, description="their product is multiplied by alpha / r")
     targets: list[str] | Literal["all-linear"] = Field(
@@ -24,6 +26,14 @@ class PeftConfig(Section):
         description="names of the layers that get them, or the ends of these names; unset: all linear ones",
     )
     dropout: Real = Field(0.0, ge=0, lt=1, description="dropout of what goes into them")
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> PeftConfig:
+        fields = type(self).model_fields
+        others = [key for key in fields if getattr(self, key) != fields[key].default]
+        if self.kind == "none" and others:
+            raise ValueError(f"model.peft.{others[0]} is for model.peft.kind=lora")
+        return self
 
 
 class ModelConfig(Section):
@@ -53,11 +63,15 @@ class ModelConfig(Section):
         description="layers that are trained, named as private ones; the others stay as they are; unset: all, or with "
         "peft its own and the head",
     )
-    peft: PeftConfig | None = Field(None, description="layers of the library peft, as in {kind: lora, r: 8, alpha: 16}")
+    peft: PeftConfig = Field(PeftConfig(), description="layers of the library peft, as in {kind: lora, r: 8}")
     proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
 
     @model_validator(mode="after")
     def _check_groups(self) -> ModelConfig:
         if self.norm != "group" and self.norm_groups != GROUPS:
             raise ValueError(f"model.norm_groups={self.norm_groups} is for model.norm=group")
+        if self.init == "zeros" and (self.peft.kind != "none" or self.name.startswith("transformers:")):
+            raise ValueError(
+                "model.init=zeros would erase the weights of a model of transformers, or those beside LoRA"
+            )
         return self

@@ -148,7 +148,9 @@ class Run:
     def _observe(self, result: RoundResult) -> None:
         """Shows a round to the observers after its training. If one of them needs the state after this round,
         evaluation tasks that were put off are done now."""
-        result.diverged = not (math.isfinite(result.metrics.get("train_loss", 0)) and self.state.is_finite())
+        # in a private run a single client must not decide when it ends
+        finite = self.experiment.privacy is not None or math.isfinite(result.metrics.get("train_loss", 0))
+        result.diverged = not (finite and self.state.is_finite())
         self._unreported.append(result)
         for observer in self.observers:
             observer.trained(result)

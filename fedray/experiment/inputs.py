@@ -7,6 +7,7 @@ a sweep keeps the digests, so that it is never continued with anything else.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,12 +51,22 @@ def inputs_of(
     made_by = find_model(model.name) if custom.model is None else custom.model
     # the weights of a custom module count in "initialisation of the model"
     weights = tensors_of(made_by).values() if isinstance(made_by, nn.Module) else ()
+    configuration: Any = getattr(initial, "config", None)
+    if callable(getattr(configuration, "to_dict", None)):
+        code["configuration of the model"] = _facts_of(configuration.to_dict())
     return {
         **data.digests,
         "code of the model": code_digest(made_by, apart_from=list(weights)),
         "initialisation of the model": _of_tensors(tensors_of(initial)),
         **{name: code_digest(thing) for name, thing in code.items()},
     }
+
+
+def _facts_of(configuration: Mapping[str, Any]) -> str:
+    """Returns what a model of transformers computes by, as text: its configuration without the place and the version
+    that wrote it."""
+    others = ("_name_or_path", "transformers_version")
+    return json.dumps({k: v for k, v in configuration.items() if k not in others}, sort_keys=True, default=str)
 
 
 def _of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:

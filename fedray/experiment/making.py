@@ -20,12 +20,14 @@ from fedray.core.structure import arguments, map_leaves
 from fedray.errors import UserError
 from fedray.experiment.weights import load_weights
 from fedray.models import build, find_model, options_of
+from fedray.models.adapters import TRANSFORMERS
 from fedray.models.adapting import adapt
 from fedray.models.channels_last import convert
 from fedray.models.heads import Head, add_head, find_head
 from fedray.models.norms import replace_norms
 from fedray.models.soundness import require_trainable_kind
 from fedray.usercode.importing import as_user_error
+from fedray.util.files import in_home
 
 
 def model_maker(
@@ -44,6 +46,11 @@ def model_maker(
     ``head`` is the name of the model's head (its last layers). Raises :class:`UserError` for an unknown model, head or
     option.
     """
+    if custom is None and section.name.startswith(TRANSFORMERS):
+        folder = in_home(section.name.removeprefix(TRANSFORMERS))
+        if folder.is_dir():
+            # other processes may have other working directories
+            section = section.model_copy(update={"name": f"{TRANSFORMERS}{folder.absolute()}"})
     options = list(section.model_extra or {})
     origin: Callable[..., nn.Module] | Portable
     if isinstance(custom, nn.Module):
@@ -98,7 +105,7 @@ class ModelMaker:
                     parameter.zero_()
         if section.weights is not None and client is None:
             load_weights(module, Path(section.weights), self.classes)
-        if section.peft is not None or section.trainable is not None:
+        if section.peft.kind != "none" or section.trainable is not None:
             with self._drawing(client, 2):
                 adapt(module, section.peft, section.trainable)
         if self.channels_last is not None:

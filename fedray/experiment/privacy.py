@@ -61,7 +61,7 @@ def privacy_of(
         if noise not in (None, needed):
             raise UserError(
                 f"privacy.epsilon={asked.epsilon:g} needs noise z={needed:g} in {rounds} rounds, and privacy.noise is "
-                f"{noise:g}: give one of the two"
+                f"{noise:g}: leave one of the two open (privacy.noise=null)"
             )
         noise = needed
     assert noise is not None

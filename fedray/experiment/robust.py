@@ -101,8 +101,8 @@ def _backdoor(config: Config, data: FederatedData) -> Backdoor:
     shape = data.input_shape
     if not isinstance(images, np.ndarray) or not isinstance(shape, tuple) or len(shape) != 3:
         raise UserError(
-            "attack.kind=backdoor marks images in an array [n, channels, height, width], and the inputs are none, or "
-            "are read one by one (data.access)"
+            "attack.kind=backdoor marks images in an array [n, channels, height, width]; these inputs are no "
+            "images, or are read one by one (data.access)"
         )
     if config.data.augment != "none":
         raise UserError(f"data.augment={config.data.augment} would move or cut off the mark of attack.kind=backdoor")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from fedray.errors import UserError, near_miss
 from fedray.models.small import image_shape
+from fedray.util.files import in_home
 
 TRANSFORMERS, TIMM = "transformers:", "timm:"
 
@@ -29,23 +30,19 @@ def timm_model(name: str) -> Callable[..., nn.Module]:
     """Returns a function that makes the model ``name`` of timm. Its options are those of :func:`_of_timm`. Raises
     :class:`UserError` if there is no such model."""
     known = _library("timm").list_models()
-    if name not in known:
+    if name.partition(".")[0] not in known:
         raise UserError(f"model.name={TIMM}{name}: timm has no such model{near_miss(name, known)}")
     made = partial(_of_timm, name)
     made.__doc__ = f"{name} of timm."
     return made
 
 
-class Logits(nn.Module):
-    """A model of transformers that returns its logits alone. Inputs with names are its arguments of these names; a
-    single array is its first argument, such as ``input_ids`` or ``pixel_values``."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+class LogitsOnly:
+    """Makes a model of transformers return its logits alone. It is a base class beside that of the model, so that the
+    names of layers stay those of the library."""
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        logits: Tensor = self.model(*inputs, **named).logits
+        logits: Tensor = super().forward(*inputs, **named).logits  # type: ignore[misc]
         return logits
 
 
@@ -55,6 +52,7 @@ def _of_transformers(
     classes: int,
     kind: Literal["auto", "sequence", "image", "token", "causal"] = "auto",
     pretrained: bool | None = None,
+    **options: Any,
 ) -> nn.Module:
     """Makes a model of transformers.
 
@@ -66,6 +64,7 @@ def _of_transformers(
             after each; ``auto`` is an image or a sequence, as the inputs are.
         pretrained: Whether weights are read; otherwise they are drawn. Unset: if the folder has some, or the name is on
             the hub.
+        **options: Further keys of the model's configuration, such as ``pad_token_id``.
     """
     library = _library("transformers")
     autos = {
@@ -76,13 +75,36 @@ def _of_transformers(
         raise ValueError(f"kind must be one of auto, {', '.join(autos)}, not {kind!r}")
     is_image = not isinstance(input_shape, Mapping) and len(input_shape) == 3
     auto = getattr(library, autos[("image" if is_image else "sequence") if kind == "auto" else kind])
-    folder = Path(name).expanduser()
+    folder, size = in_home(name), {} if kind == "causal" else {"num_labels": classes}
+    if name.startswith(("/", "~", ".")) and not folder.is_dir():
+        raise ValueError(f"there is no folder {folder} on {platform.node()}")
+    name = str(folder) if folder.is_dir() else name
     has_weights = not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-    size = {} if kind == "causal" else {"num_labels": classes}
     with _quiet(library):
-        if has_weights if pretrained is None else pretrained:
-            return Logits(auto.from_pretrained(name, ignore_mismatched_sizes=True, **size))
-        return Logits(auto.from_config(library.AutoConfig.from_pretrained(name, **size)))
+        config = library.AutoConfig.from_pretrained(name, trust_remote_code=False, **size, **options)
+        if not (has_weights if pretrained is None else pretrained):
+            module: nn.Module = auto.from_config(config, trust_remote_code=False)
+        else:
+            module, found = auto.from_pretrained(
+                name, config=config, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
+            )
+            _require_weights(module, found)
+    # of a class of transformers
+    kind_of = type(module)
+    module.__class__ = type(kind_of.__name__, (LogitsOnly, kind_of), {"__module__": kind_of.__module__})
+    return module
+
+
+def _require_weights(module: nn.Module, found: Mapping[str, Any]) -> None:
+    """Raises ValueError if a folder of weights lacks some of ``module``, or has others, apart from the last layer,
+    which is drawn for another number of classes. ``found`` is what transformers says about it."""
+    last = [name for name, layer in module.named_modules() if any(True for _ in layer.parameters(recurse=False))][-1]
+    wrong = [key if isinstance(key, str) else key[0] for key in (*found["missing_keys"], *found["mismatched_keys"])]
+    if others := sorted(name for name in wrong if not name.startswith(f"{last}.")):
+        raise ValueError(
+            f"its weights do not fit: {others[0]}{f' and {len(others) - 1} more' if len(others) > 1 else ''} would be "
+            "drawn at random; model.pretrained=false draws all"
+        )
 
 
 def _of_timm(

@@ -2,55 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import warnings
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
 from fedray.config.model import PeftConfig
 from fedray.core.private import private_names
 from fedray.core.vectors import Layout
-from fedray.errors import UserError
+from fedray.errors import UserError, near_miss
 from fedray.usercode.importing import as_user_error
 
 
-def adapt(module: nn.Module, peft: PeftConfig | None, trainable: Sequence[str] | None) -> None:
+def adapt(module: nn.Module, peft: PeftConfig, trainable: Sequence[str] | None) -> None:
     """Freezes all parameters of ``module`` but those that ``trainable`` names (see
     :func:`fedray.core.private.private_names`) and those of the layers that ``peft`` asks for, which are added in place.
-    With ``peft`` the last layer is trained too unless ``trainable`` is set. Without either, nothing changes.
+    With ``peft`` the last layer is trained too unless ``trainable`` is set.
 
     Raises :class:`UserError` if nothing has such a name, or the layers can't be added.
     """
-    if peft is None and trainable is None:
-        return
     patterns = ["head"] if trainable is None else trainable
     trained = private_names(module, Layout(module), patterns, "model.trainable")
     named = dict(module.named_parameters())
     chosen = [named[name] for name in trained if name in named]
     for parameter in named.values():
         parameter.requires_grad_(False)
-    if peft is not None:
-        _add_layers(module, peft, [name for name in trained if name in named])
+    if peft.kind != "none":
+        _add_layers(module, peft, {id(parameter) for parameter in chosen})
     for parameter in chosen:
         parameter.requires_grad_(True)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise UserError(f"model.trainable={list(patterns)} leaves nothing to train")
 
 
-def _add_layers(module: nn.Module, peft: PeftConfig, trained: Sequence[str]) -> None:
-    """Adds the layers of ``peft`` to ``module``, except to layers of the parameters ``trained``."""
+def _add_layers(module: nn.Module, peft: PeftConfig, whole: Collection[int]) -> None:
+    """Adds the layers of ``peft`` to ``module``, but not to layers whose weights are trained as a ``whole`` (their
+    ids)."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise UserError("model.peft needs the library peft: pip install 'fedray[peft]'") from None
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    targets = linear if peft.targets == "all-linear" else peft.targets
-    whole = {name.rpartition(".")[0] for name in trained}
+    targets = _targets(module, peft.targets, whole)
     config = LoraConfig(
         r=peft.r,
         lora_alpha=peft.alpha,  # type: ignore[arg-type]
         lora_dropout=peft.dropout,
-        target_modules=list(targets),
-        exclude_modules=sorted(whole) or None,
+        target_modules="|".join(map(re.escape, targets)),
     )
-    with as_user_error(f"model.peft: layers {peft.targets} can't get matrices of width {peft.r}"):
+    with (
+        as_user_error(f"model.peft: {', '.join(targets)} can't get matrices of width {peft.r}"),
+        warnings.catch_warnings(),
+    ):
+        # of layers whose weights lie the other way round, which peft finds out itself
+        warnings.simplefilter("ignore")
         inject_adapter_in_model(config, module)
+
+
+def _targets(module: nn.Module, asked: Sequence[str] | str, whole: Collection[int]) -> list[str]:
+    """Returns the names of the layers of ``module`` that are ``asked`` for, by their names or the ends of these. Layers
+    that are trained as a whole, or share their weights with others, are left out. Raises :class:`UserError` if a name
+    means none of the layers that can have further matrices."""
+    # a subclass of Linear may be read by another layer, which would pass by the matrices
+    able = {name: layer for name, layer in module.named_modules() if type(layer).__name__ in ("Linear", "Conv1D")}
+    shared = Counter(id(p) for layer in module.modules() for p in layer.parameters(recurse=False))
+    free = [name for name, layer in able.items() if id(layer.weight) not in whole and shared[id(layer.weight)] == 1]
+    if isinstance(asked, str):
+        found = free
+    else:
+        for target in asked:
+            if not any(name == target or name.endswith(f".{target}") for name in free):
+                near = near_miss(target, {name.rpartition(".")[2] for name in free})
+                raise UserError(f"model.peft.targets: there is no linear layer {target!r}{near} beside those trained")
+        found = [name for name in free if any(name == each or name.endswith(f".{each}") for each in asked)]
+    if not found:
+        raise UserError("model.peft: the model has no linear layers beside those that are trained as a whole")
+    return found

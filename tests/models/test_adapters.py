@@ -69,7 +69,7 @@ def test_weights_and_outputs_are_those_of_the_library(bert, tokens):
     drawn = made(f"transformers:{bert}", tokens, **{"model.pretrained": False})
     one, two = drawn.build_model(), drawn.build_model()
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    assert not torch.equal(one.model.classifier.weight, theirs.classifier.weight)
+    assert not torch.equal(one.classifier.weight, theirs.classifier.weight)
 
 
 def test_only_what_is_trained_travels(bert, tokens, tmp_path):
@@ -82,16 +82,16 @@ def test_only_what_is_trained_travels(bert, tokens, tmp_path):
     start, end = load_file(bert / "model.safetensors"), load_file(result.folder / "model.safetensors")
     for name, before in start.items():
         if not name.startswith("classifier"):
-            key = f"model.{name}"
+            key = name
             key = (
                 key if key in end else key.replace(".weight", ".base_layer.weight").replace(".bias", ".base_layer.bias")
             )
             assert torch.equal(end[key], before), name
-    layer = "model.bert.encoder.layer.0.attention.self.query"
+    layer = "bert.encoder.layer.0.attention.self.query"
     assert end[f"{layer}.lora_B.default.weight"].abs().max() > 0
     merged = result.model().eval()
     x = torch.randn(3, 16)
-    query = merged.model.bert.encoder.layer[0].attention.self.query
+    query = merged.bert.encoder.layer[0].attention.self.query
     a, b = (end[f"{layer}.lora_{part}.default.weight"] for part in "AB")
     expected = torch.nn.functional.linear(x, start["bert.encoder.layer.0.attention.self.query.weight"])
     expected = expected + start["bert.encoder.layer.0.attention.self.query.bias"] + 4 / 2 * x @ a.T @ b.T
@@ -100,7 +100,7 @@ def test_only_what_is_trained_travels(bert, tokens, tmp_path):
 
 def test_the_same_bits_anywhere_and_when_it_is_resumed(bert, tokens, tmp_path):
     keys = {"model__name": f"transformers:{bert}", "data": tokens, **KEYS, "run__checkpoint_every": 1}
-    keys |= {"model__peft": {"r": 2}}
+    keys |= {"model__peft": {"kind": "lora", "r": 2}}
     whole = run(tmp_path / "whole", **keys)
     run(tmp_path / "parts", **keys | {"run__rounds": 2})
     assert_same(whole, run(tmp_path / "parts", **keys))
@@ -176,9 +176,14 @@ def test_texts(reviews):
         ({"data.tokenizer": None, "data.max_length": None}, r"holds texts.*\(data\.tokenizer\)"),
         ({"data.tokenizer": None}, "data.max_length is for data.tokenizer"),
         ({"data.source": "csv"}, "data.tokenizer is for data.source=hf, not csv"),
-        ({"model.trainable": ["clasifier"]}, r"model\.trainable: the model has no parameter and no layer 'clasifier'"),
-        ({"model.peft": {"targets": ["nothing"]}}, r"model\.peft: layers \['nothing'\] can't get matrices of width 8"),
-        ({"model.peft": {"kind": "ia3"}}, "peft"),
+        ({"model.trainable": ["clasifier"]}, r"no layer 'clasifier' \(did you mean 'classifier"),
+        (
+            {"model.peft": {"kind": "lora", "targets": ["query", "vaule"]}},
+            r"model\.peft\.targets: there is no linear layer 'vaule' \(did you mean 'value'\?\)",
+        ),
+        ({"model.peft": {"kind": "lora", "alhpa": 3}}, r"alhpa.*did you mean .*alpha"),
+        ({"model.peft": {"r": 3}}, r"model\.peft\.r is for model\.peft\.kind=lora"),
+        ({"model.init": "zeros"}, "would erase the weights"),
         ({"model.kind": "words"}, "kind must be one of auto, sequence"),
         ({"model.name": "timm:resnet1o"}, "timm has no such model"),
         ({"model.name": "transformers:./nowhere"}, "model transformers:./nowhere can't be made"),
@@ -190,10 +195,52 @@ def test_what_is_refused(keys, message, reviews):
         simulate(asked)
 
 
+def test_layers_that_get_matrices(bert, tokens):
+    layers = {"model.peft": {"kind": "lora", "r": 2}}
+    module = made(f"transformers:{bert}", tokens, **layers).build_model()
+    trained = {name.partition(".lora")[0] for name, p in module.named_parameters() if p.requires_grad}
+    linear = {name for name, layer in module.named_modules() if type(layer) is torch.nn.Linear and "lora" not in name}
+    assert {name.removesuffix(".base_layer") for name in linear} - {"classifier"} == trained - {
+        "classifier.weight", "classifier.bias"
+    }  # fmt: skip
+
+
+def test_layers_that_lie_the_other_way_round(tmp_path):
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    config.save_pretrained(tmp_path / "gpt")
+    rng = np.random.default_rng(0)
+    ids, y = rng.integers(1, 50, (160, 6)), rng.integers(0, 3, 160)
+    source = Source("ids", {"input_ids": ids[:130]}, y[:130], {"input_ids": ids[130:]}, y[130:], 3)
+    keys = {"model__name": f"transformers:{tmp_path / 'gpt'}", "data": source, **KEYS, "run__rounds": 1}
+    result = run(tmp_path / "runs", model__pad_token_id=0, model__peft={"kind": "lora", "r": 2}, **keys)
+    assert result.model().transformer.h[0].attn.c_attn.lora_B["default"].weight.abs().max() > 0
+
+
+def test_weights_that_do_not_fit(bert, tokens, tmp_path):
+    config = transformers.BertConfig.from_pretrained(bert)
+    config.num_hidden_layers = 3
+    transformers.BertForSequenceClassification.from_pretrained(bert).save_pretrained(tmp_path / "other")
+    config.save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match=r"its weights do not fit: bert.encoder.layer.2.*model.pretrained=false"):
+        made(f"transformers:{tmp_path / 'other'}", tokens)
+
+
+def test_another_configuration_is_another_run(bert, tokens, tmp_path):
+    folder = tmp_path / "bert"
+    transformers.BertForSequenceClassification.from_pretrained(bert).save_pretrained(folder)
+    keys = {"model__name": f"transformers:{folder}", "data": tokens, **KEYS, "run__rounds": 1}
+    run(tmp_path / "runs", **keys)
+    config = transformers.BertConfig.from_pretrained(folder)
+    config.num_attention_heads = 4
+    config.save_pretrained(folder)
+    with pytest.raises(UserError, match="configuration of the model"):
+        run(tmp_path / "runs", **keys | {"run__rounds": 2})
+
+
 @pytest.mark.parametrize("library", ["transformers", "timm", "peft"])
 def test_a_library_that_is_missing(library, bert, tokens, monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, library, None)
     name = f"{library}:resnet18" if library != "peft" else f"transformers:{bert}"
-    keys = {"model__peft": {"r": 2}} if library == "peft" else {}
+    keys = {"model__peft": {"kind": "lora", "r": 2}} if library == "peft" else {}
     with pytest.raises(UserError, match=rf"needs the library {library}: pip install 'fedray\[{library}\]'"):
         run(tmp_path, model__name=name, data=tokens if library != "timm" else images(), **KEYS, **keys)

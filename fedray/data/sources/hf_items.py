@@ -121,6 +121,8 @@ def _with_tokens(sets: Mapping[str, Any], columns: Columns, where: str) -> tuple
     if not texts:
         raise UserError(f"data.tokenizer={columns.tokenizer}: no column of inputs holds texts in {where or 'data'}")
     assert columns.tokenizer is not None
+    if taken := [name for name in ("input_ids", "attention_mask") if name in first.column_names]:
+        raise UserError(f"data.tokenizer={columns.tokenizer}: {where or 'data'} has a column {taken[0]!r} already")
     made, new = tokenized(sets, texts, columns.tokenizer, columns.length)
     if columns.inputs is None:
         return made, columns
@@ -155,8 +157,9 @@ def _refuse_texts(dataset: Any, inputs: Sequence[str], name: str, columns: Colum
     for field in _as_arrow(dataset, inputs)[:1].schema:
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
             raise UserError(
-                f"{name}: column {field.name!r} holds texts, which are no inputs of a model: turn them into tokens "
-                f"(data.tokenizer), or leave them out by {columns.inputs_key}"
+                f"{name}: column {field.name!r} holds texts, which are no inputs of a model: turn them into tokens"
+                f"{' (data.tokenizer)' if columns.inputs_key.startswith('data.') else ''}, or leave them out by "
+                f"{columns.inputs_key}"
             )
 
 

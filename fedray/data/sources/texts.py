@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from fedray.errors import UserError, first_sentence
+from fedray.usercode.importing import as_user_error
+from fedray.util.files import in_home
 
 INSTALL = "pip install 'fedray[transformers]'"
 
@@ -34,8 +36,9 @@ def tokenized(
         from transformers import AutoTokenizer
     except ImportError:
         raise UserError(f"data.tokenizer needs the library transformers: {INSTALL}") from None
+    folder = in_home(tokenizer)
     try:
-        chosen = AutoTokenizer.from_pretrained(tokenizer)
+        chosen = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else tokenizer, trust_remote_code=False)
     except Exception as error:  # transformers passes on the errors of the libraries that it uses
         raise UserError(f"data.tokenizer={tokenizer} can't be loaded: {first_sentence(error)}") from None
     if chosen.pad_token is None:
@@ -44,15 +47,20 @@ def tokenized(
         raise UserError(f"data.tokenizer={tokenizer} has neither a token for padding nor one for the end of a text")
 
     def tokens_of(rows: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        given = [[text or "" for text in rows[name]] for name in texts]
+        given = [list(rows[name]) for name in texts]
+        for name, column in zip(texts, given, strict=True):
+            if None in column:
+                raise UserError(f"column {name!r} has a row without a text")
         return dict(chosen(*given, padding="max_length", truncation=True, max_length=length))
 
-    made = {
-        part: dataset.with_format(None).map(
-            tokens_of, batched=True, remove_columns=list(texts), keep_in_memory=True, load_from_cache_file=False
-        )
-        for part, dataset in sets.items()
-    }
+    made = {}
+    for part, dataset in sets.items():
+        if lacking := [name for name in texts if name not in dataset.column_names]:
+            raise UserError(f"the set {part!r} lacks column {lacking[0]!r}, whose texts become tokens")
+        with as_user_error(f"data.tokenizer={tokenizer} failed"):
+            made[part] = dataset.with_format(None).map(
+                tokens_of, batched=True, remove_columns=list(texts), keep_in_memory=True, load_from_cache_file=False
+            )
     before = next(iter(sets.values())).column_names
     new = [name for name in next(iter(made.values())).column_names if name not in before]
     return made, new
