@@ -67,8 +67,9 @@ class Measure:
     @property
     def title(self) -> str:
         """The head of a table's column, or the text at an axis, with the unit."""
-        whose = "mean over clients' test shares of the " if self.of.startswith("clients") else "test "
-        return f"{whose}{self.words}{self.unit}"
+        if self.of.startswith("clients"):
+            return f"mean {self.words} over clients' test shares{self.unit}"
+        return f"test {self.words}{self.unit}"
 
     @property
     def words(self) -> str:

@@ -95,13 +95,13 @@ def suite_rows(suite: Suite) -> list[Row]:
         alone = replace(measure, of="representation")
         if any(run.rows.get(alone.column, pd.Series()).notna().any() for run in row.runs):
             rows.append(Row(f"{final.label}, representation model alone", row.folders, alone, facts))
-    rows = _by_what_clients_have(rows)
+    rows = by_what_clients_have(rows)
     # rows without runs have the same measure as the others
     known = next((row.measure for row in rows if row.folders), Measure())
     return [row if row.folders else replace(row, measure=known) for row in rows]
 
 
-def _by_what_clients_have(rows: Sequence[Row]) -> list[Row]:
+def by_what_clients_have(rows: Sequence[Row]) -> list[Row]:
     """Returns ``rows``, or, if the personal models of all clients were scored in some of them (``run.eval_clients``),
     rows that compare what clients have: their personal models; for algorithms without any the deployed model and, as a
     further row, that model after fine-tuning (``run.finetune_steps``)."""

@@ -40,7 +40,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "near client": (numbers(clients=TEXTS), {}, "no column 'client', but 'clients': give data.client_column='clients'"),
     "no client": (numbers(client=TEXTS), {"client_column": "clint"}, r"'clint' \(data.client_column\) \(did you mean"),
     "no input": (numbers(), {"input_columns": ["aa"]}, r"no column 'aa' \(data.input_columns\)"),
-    "text input": (numbers(note=TEXTS), {}, "column 'note' holds texts, .*turn them into tokens, or leave them out by"),
+    "text input": (numbers(note=TEXTS), {}, "column 'note' holds texts.*turn them into tokens.*, or leave them out by"),
     "unequal": (numbers(words=UNEQUAL), {}, r"'words' has 3 values in row 7, 2 in row 0; all|item 7 .* \[3\]"),
     "gap in input": (numbers(a=GAP), {}, r"\(train\): column 'a' has nothing in row 7 \(1 such rows\)"),
     "gap in target": (numbers(target=GAP), {}, "column 'target' has nothing in row 7"),

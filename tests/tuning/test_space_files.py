@@ -306,9 +306,9 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
         assert {k: v for k, v in spec.base.items() if k.startswith("data.")} == {
             k: v for k, v in first.base.items() if k.startswith("data.")
         }
-        assert spec.base["data.public_samples"] == (0 if name in ("cifar10", "shakespeare") else 36)
+        assert spec.base["data.public_samples"] == (0 if name in ("cifar10", "personal", "shakespeare") else 36)
         config, of_first = load(spec.base), load(first.base)
-        assert (config.train.weighting, config.model.head) == ("samples", "none")
+        assert (config.train.weighting, config.model.head) == ("samples", "linear" if name == "personal" else "none")
         assert (config.train.momentum, config.train.weight_decay) == (0, of_first.train.weight_decay)
         assert config.rounds * (config.train.local_steps or 0) == of_first.rounds * (of_first.train.local_steps or 0)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from small_runs import run
 
 from fedray.config import load
 from fedray.errors import UserError
@@ -17,6 +18,8 @@ from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.finals import label_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.suite import Suite, read_suite
+from fedray.tuning.suite_rows import Row, compare_rows
+from fedray.tuning.suite_table import by_what_clients_have
 
 BASE = {"model.name": "mlp", "train.lr": 0.03, "train.local_steps": 4, "run.rounds": 3}
 
@@ -226,3 +229,19 @@ def test_what_a_space_file_has_and_a_suite_leaves_out_is_said(tmp_path):
     notes = read_suite(tmp_path / "suite.yaml").notes
     (line,) = [note for note in notes if "because the suite decides it" in note]
     assert line.endswith("search it: train.local_steps of mine; algorithm.mu of mine; environments of mine")
+
+
+def test_personal_models_are_compared_by_what_clients_have(tmp_path):
+    keys = {"run__eval_clients": "all", "run__finetune_steps": 2, "run__rounds": 2}
+    made = {name: run(tmp_path / name, algorithm=name, **keys) for name in ("fedavg", "fedper")}
+    rows = by_what_clients_have([Row(name, [result.folder]) for name, result in made.items()])
+    columns = {
+        "fedavg": "clients_accuracy_mean", "fedavg, fine-tuned": "clients_finetuned_accuracy_mean",
+        "fedper": "clients_personal_accuracy_mean",
+    }  # fmt: skip
+    assert {row.label: row.measure.column for row in rows} == columns
+    table = compare_rows(rows, "fedavg", None).set_index("algorithm")
+    for label, column in columns.items():
+        assert table.accuracy[label] == made[label.partition(",")[0]].metrics[column].iloc[-1]
+    alone = [Row("fedavg", [made["fedavg"].folder])]
+    assert by_what_clients_have(alone)[0].measure.column == "test_accuracy"
