@@ -34,7 +34,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "LoRA, r = 8": {"peft": {"kind": "lora", "r": 8, "alpha": 16}},
     "the last layer": {"trainable": ["head"]},
 }
-REPEATS, ROUNDS = 3, 6
+REPEATS, ROUNDS = 3, 4
 
 
 def texts() -> Source:
