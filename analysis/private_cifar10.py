@@ -59,7 +59,7 @@ def of_fedray(private: bool, seed: int, rounds: int, every: int, folder: Path) -
         "engine": {"kind": "local", "threads": 1},
     }  # fmt: skip
     rows = simulate(settings, data=source()).metrics.set_index("round")["test_accuracy"].dropna()
-    return {int(number): float(value) for number, value in rows.items()}
+    return dict(zip(rows.index.astype(int), rows.astype(float), strict=True))
 
 
 def of_pfl(python: str, seed: int, rounds: int, every: int, folder: Path) -> dict[int, float]:
