@@ -58,7 +58,10 @@ def of_fedray(private: bool, seed: int, rounds: int, every: int, folder: Path) -
         "privacy": PROMISE if private else {},
         "engine": {"kind": "local", "threads": 1},
     }  # fmt: skip
-    rows = simulate(settings, data=source()).metrics.set_index("round")["test_accuracy"].dropna()
+    result = simulate(settings, data=source())
+    if result.summary["status"] != "completed":
+        raise SystemExit(f"the run is {result.summary['status']}, and not in the table")
+    rows = result.metrics.set_index("round")["test_accuracy"].dropna()
     return dict(zip(rows.index.astype(int), rows.astype(float), strict=True))
 
 

@@ -68,8 +68,11 @@ def row_of(world: str, rule: str, attack: str, seed: int) -> dict[str, Any]:
     """Makes a run, and returns what is said of it."""
     with tempfile.TemporaryDirectory() as folder:
         result = simulate(settings(world, rule, attack, seed, folder))
-        last = result.metrics.iloc[-1]
-        reached = float(last["test_accuracy"]) if result.summary["status"] == "completed" else 0.1
+        last, status = result.metrics.iloc[-1], result.summary["status"]
+        if status not in ("completed", "diverged"):
+            raise SystemExit(f"the run is {status}, and not in the table")
+        # a model whose numbers are not finite guesses
+        reached = float(last["test_accuracy"]) if status == "completed" else 0.1
         success = float(last.get("backdoor_accuracy", np.nan))
     return {"world": world, "rule": rule, "attack": attack, "seed": seed, "accuracy": reached, "success": success}
 

@@ -13,8 +13,7 @@ from dp_accounting import pld, rdp
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
-from small_runs import run
-from torch import nn
+from small_runs import Normed, run
 
 from fedray import FedrayWarning, UserError
 from fedray.algorithms import Result, Upload
@@ -284,15 +283,6 @@ class InTwoPhases(FedAvg):
 
     def again(self, client):
         return self.train(client)
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(12, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)
-
-    def forward(self, x):
-        return self.last(self.norm(self.first(x)).relu())
 
 
 NORMED = {"call": {"model": Normed()}, "model__name": None, "model__hidden": None}

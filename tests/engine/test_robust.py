@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import optimize
 from scipy.stats import norm
-from small_runs import run
+from small_runs import Normed, run
 from torch import nn
 
 from fedray import UserError
@@ -192,15 +192,6 @@ def test_what_is_the_mean_is_fedavg(keys, tmp_path):
     plain = run(tmp_path / "plain", train__weighting="uniform")
     robust = run(tmp_path / "robust", train__weighting="uniform", train__aggregation=keys)
     assert robust.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-4)
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(12, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)
-
-    def forward(self, x):
-        return self.last(self.norm(self.first(x)).relu())
 
 
 def test_running_statistics_and_counts(tmp_path):

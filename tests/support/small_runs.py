@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from fedray import simulate
 from fedray.config import load
@@ -28,6 +29,17 @@ COLUMNS = [
     "virtual_seconds", "round_seconds", "wall_seconds",
 ]  # fmt: skip
 """The columns that every run's metrics.csv has."""
+
+
+class Normed(nn.Module):
+    """A model with running statistics for the small data set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(12, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.norm(self.first(x)).relu())
 
 
 def run(folder: Path, algorithm: str = "fedavg", data: Any = None, call: Any = None, **keys: Any) -> RunResult:
