@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedray.evaluating.evaluate import evaluate
     from fedray.evaluating.tables import Evaluation
     from fedray.results.compare import Comparison, compare
+    from fedray.simulation import Simulation
     from fedray.tracking.result import RunResult
     from fedray.tuning import SweepResult, tune
     from fedray.warning import FedrayWarning
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 _HOME = {
     "Callback": "engine.callbacks", "ClientError": "errors", "Comparison": "results.compare",
     "Evaluation": "evaluating.tables", "FedrayWarning": "warning", "Report": "engine.callbacks",
-    "RunResult": "tracking.result", "RunStart": "engine.callbacks", "SweepResult": "tuning",
+    "RunResult": "tracking.result", "RunStart": "engine.callbacks", "Simulation": "simulation",
+    "SweepResult": "tuning",
     "UploadRows": "core.upload", "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
     "each_sample": "core.transform", "evaluate": "evaluating.evaluate", "simulate": "api", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
     "Callback", "ClientError", "Comparison", "Evaluation", "FedrayWarning", "Report", "RunResult", "RunStart",
-    "SweepResult", "UploadRows", "UploadStep", "UserError",
+    "Simulation", "SweepResult", "UploadRows", "UploadStep", "UserError",
     "compare", "each_sample", "evaluate", "simulate", "tune",
 ]  # fmt: skip
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import Config, load, run_name
-from fedray.engine.callbacks import Callbacks, RunStart
-from fedray.engine.interrupting import interruptible
-from fedray.engine.ray.start import RayStart
-from fedray.errors import RayNotStarted, UserError
+from fedray.config import Config, load
+from fedray.engine.callbacks import Callbacks
+from fedray.errors import UserError
 from fedray.experiment.first_checks import check_first
-from fedray.tracking.progress import Display, number_text
+from fedray.stepping import Stepper
+from fedray.tracking.progress import Display
 from fedray.tracking.result import RunResult
-from fedray.util.loading import collector_paused
-from fedray.util.uris import below, is_uri
-from fedray.warning import WARNING, PythonWarnings
+from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,12 +24,7 @@ if TYPE_CHECKING:
     from fedray.core.task import Loss
     from fedray.core.transform import Transform
     from fedray.engine.callbacks import Callback, Report
-    from fedray.engine.local_engine import LocalEngine
-    from fedray.engine.ray.engine import RayEngine
     from fedray.experiment.custom import CustomObjects
-    from fedray.experiment.experiment import Experiment
-    from fedray.experiment.placement import Device, Surroundings
-    from fedray.remote.mirror import Mirror
 
 
 def simulate(
@@ -103,17 +93,37 @@ def simulate(
         result = fedray.simulate({"algorithm.name": "fedavg", "run.rounds": 3}, data=(x, y), test=(x_test, y_test))
         print(result.summary["final"])
     """
+    settings, custom = checked(
+        config, overrides, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
+    )
+    return run_experiment(settings, custom, callbacks, display or Display(quiet=not verbose, warn=PythonWarnings()))
+
+
+def checked(
+    config: Config | Mapping[str, Any] | str | Path | None,
+    overrides: Iterable[str],
+    data: Any,
+    test: Any,
+    client_column: str | None,
+    label_column: str,
+    model: nn.Module | Callable[..., nn.Module] | None,
+    loss: Loss | None,
+    metrics: Mapping[str, Loss] | None,
+    transform: Transform | None,
+    algorithm: type[Algorithm] | None,
+) -> tuple[Config, Callable[[], CustomObjects]]:
+    """Checks the arguments of :func:`simulate`. Returns the configuration, and a function that collects the objects
+    that the user passed. Raises :class:`UserError` if something is wrong that can be seen without the data."""
     named, algorithm = handed_over(algorithm)
     settings = _settings(config, [*overrides, *named])
     if data is None and test is not None:
-        raise UserError("simulate(test=...) needs data=... too")
+        raise UserError("test=... needs data=... too")
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics, "transform": transform}
     objects["algorithm"] = algorithm
     check_first(settings, [name for name, each in objects.items() if each is not None])
-    custom = partial(
+    return settings, partial(
         custom_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
     )
-    return run_experiment(settings, custom, callbacks, display or Display(quiet=not verbose, warn=PythonWarnings()))
 
 
 def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides: list[str]) -> Config:
@@ -190,8 +200,6 @@ def run_experiment(
     """Runs an experiment and returns its result. :func:`simulate` calls it after it has checked its arguments, and a
     sweep (a search over hyper-parameters) calls it for each of its runs.
 
-    If Ray can't be started and the user did not ask for it explicitly, the run goes on without Ray.
-
     Args:
         settings: The configuration of the run.
         custom: A function without arguments that returns the objects that the user passed from Python. It is called
@@ -201,177 +209,9 @@ def run_experiment(
         tidy: A function that gets the result at the end and may remove files of the run that are not needed any more.
             If ``run.output`` is a URI, this happens before the last files are sent there.
     """
-    display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)
-    with _mirrored(settings, display.say) as mirror:
-        try:
-            result = _run_with_ray(settings, custom, watching, display, mirror)
-        except RayNotStarted as error:
-            if settings.engine.asks_for_ray:
-                raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
-            display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
-            local = settings.engine.model_copy(update={"kind": "local"})
-            result = _run_with_ray(settings.model_copy(update={"engine": local}), custom, watching, display, mirror)
-        tidy(result)
-        display.say(_line_about_end(result))
-    return result
-
-
-def _mirrored(settings: Config, say: Callable[[str], None]) -> AbstractContextManager[Mirror | None]:
-    """Returns a context that copies the run folder to ``run.output`` while it changes, if that is a URI. The context's
-    value is the :class:`Mirror` that copies, or None if ``run.output`` is a folder."""
-    run, name = settings.run, run_name(settings, settings.data.source)
-    if not is_uri(run.output):
-        return contextlib.nullcontext()
-    from fedray.remote.mirror import mirrored
-
-    return mirrored(below(run.output, name), run.place / name, run.output_timeout, say, anew=run.resume is False)
-
-
-def _run_with_ray(
-    settings: Config,
-    custom: Callable[[], CustomObjects],
-    callbacks: Callbacks,
-    display: Display,
-    mirror: Mirror | None,
-) -> RunResult:
-    """Runs an experiment and returns its result. Connects to Ray first if the experiment runs on Ray.
-
-    Raises :class:`RayNotStarted` if Ray can't be started. The run has changed nothing by then.
-    """
-    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        experiment, engine = _prepared(settings, custom, display, start)
-        return _run(experiment, engine, start, callbacks, display, mirror)
-
-
-def _prepared(
-    settings: Config, custom: Callable[[], CustomObjects], display: Display, start: RayStart
-) -> tuple[Experiment, LocalEngine | RayEngine]:
-    """Returns the experiment and the engine that runs it.
-
-    The data are loaded here. Only the engine refers to them, so that it can free their memory.
-    """
-    with collector_paused():
-        from fedray.core.torch_state import neutral
-        from fedray.experiment.resolve import resolve
-
-    with neutral(), display.reading() as map_all:
-        experiment, data = resolve(settings, custom(), _surroundings(settings, start), map_all)
-    if experiment.config.engine.kind != "ray":
-        from fedray.engine.local_engine import LocalEngine
-
-        return experiment, LocalEngine(experiment, data)
-    from fedray.engine.ray.engine import RayEngine
-
-    return experiment, RayEngine(experiment, data, start)
-
-
-def _line_about_end(result: RunResult) -> str:
-    """Returns the line that is shown at the end of a run: status, rounds, final and best metric, hash of the model,
-    folder."""
-    summary = result.summary
-    name, final, best = (summary[key] for key in ("metric", "final", "best"))
-    diverged = summary["status"] == "diverged"
-    return (
-        f"{WARNING if diverged else ''}{summary['status']} after {summary['rounds']} round"
-        + ("" if summary["rounds"] == 1 else "s")
-        + (": the loss or the model is not finite any more" if diverged else "")
-        + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
-        + (f", {name.replace('_', ' ')} {number_text(final)} (best {number_text(best)})" if final is not None else "")
-        + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
-    )
-
-
-def _will_run_on_ray(settings: Config) -> bool:
-    """Returns whether Ray should be started right away. A run that is finished already, or that uses another engine,
-    needs no Ray."""
-    finished = settings.run.place / run_name(settings, settings.data.source) / "summary.json"
-    return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
-
-
-def _surroundings(settings: Config, start: RayStart) -> Surroundings:
-    """Returns what this machine or the Ray cluster offers the run: the device for ``engine.device=auto``, what an
-    earlier start of the run has decided, and whether a compiler is missing."""
-    from fedray.experiment.placement import Surroundings, missing_compiler
-    from fedray.tracking.failure import has_failed
-    from fedray.tracking.folder import decided_in
-
-    def begun(folder: Path) -> dict[str, bool]:
-        return {} if settings.run.resume is False else decided_in(folder)
-
-    def missing(folder: Path, device: Device) -> str | None:
-        if settings.run.resume is not False and (folder / "summary.json").exists() and not has_failed(folder):
-            # the run is finished, so that nothing will be compiled
-            return None
-
-        def check() -> str | None:
-            return missing_compiler(device)
-
-        return check() if settings.engine.kind != "ray" else start.missing(check)
-
-    return Surroundings(partial(_auto_device, settings, start), begun, missing)
-
-
-def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
-    """Returns the device, ``cpu`` or ``cuda``, that ``engine.device=auto`` stands for.
-
-    A run that has begun in ``folder`` stays on its device, because another one would compute other bits. A new run uses
-    a GPU if this machine or the Ray cluster has one.
-    """
-    from fedray.experiment.placement import device_here, device_of_cluster
-    from fedray.tracking.folder import device_of
-
-    begun = device_of(folder) if settings.run.resume is not False else None
-    if begun is not None:
-        return begun
-    if settings.engine.kind != "ray":
-        return device_here(folder)
-    return device_of_cluster(start.gpus(), is_this_machine=start.ready())
-
-
-def _run(
-    experiment: Experiment,
-    engine: LocalEngine | RayEngine,
-    start: RayStart,
-    callbacks: Callbacks,
-    display: Display,
-    mirror: Mirror | None,
-) -> RunResult:
-    from fedray.engine.driver import Driver
-    from fedray.tracking.folder import RunFolder
-
-    folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
-    result = RunResult(folder.path, experiment.module)
-    found = folder.look()
-    if found.status != "finished" and experiment.config.engine.kind == "ray":
-        start.ready()
-    for line in experiment.notes:
-        display.say(line)
-    if found.status == "finished":
-        display.say(f"{folder.path} is finished already")
-        return result
-    display.say(
-        f"{experiment.config.algorithm.name} on {experiment.config.data.source}: {engine.data.clients} clients, "
-        f"cohorts of {experiment.cohort_size}, {experiment.facts.parameters:,} parameters, {experiment.rounds} rounds "
-        f"-> {folder.path}"
-    )
-
-    def started(done: int) -> None:
-        display.start(experiment.rounds, done, experiment.task.main)
-        callbacks.start(RunStart(folder.path, experiment.config, done, experiment.rounds))
-
-    with interruptible(display.say, "stopping after this round") as stopping:
-        if mirror is not None:
-            mirror.on_failure(stopping)
-        driver = Driver(
-            say=display.say,
-            started=started,
-            show=lambda report: display.round(report.metrics),
-            on_round=callbacks.round if callbacks.watch_rounds else None,
-            stopping=stopping,
-        )
-        try:
-            engine.run(driver)
-        finally:
-            display.stop()
-    callbacks.end(result)
-    return result
+    watching = Callbacks(settings.run.callbacks, callbacks)
+    stepper = Stepper(settings, custom, watching, display or Display(quiet=True), tidy=tidy)
+    while stepper.step() is not None:
+        pass
+    assert stepper.result is not None
+    return stepper.result

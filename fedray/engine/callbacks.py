@@ -99,13 +99,23 @@ class Report:
         found: nn.Module = self._asked("model", name)
         return found
 
+    def client_model(self, client: int) -> nn.Module:
+        """Returns the model of a client after its local training in the round, as a module in evaluation mode on the
+        CPU. Only a :class:`fedray.Simulation` has models of clients, of those that it ``keep_clients``.
+
+        Raises:
+            UserError: The client's model was not kept, or the client did not take part.
+        """
+        found: nn.Module = self._asked("client model", client)
+        return found
+
     def _table(self, what: str) -> pd.DataFrame | None:
         import pandas as pd
 
         found = self._asked(what)
         return None if found is None else pd.DataFrame(found)
 
-    def _asked(self, what: str, *name: str | None) -> Any:
+    def _asked(self, what: str, *name: Any) -> Any:
         if self.look is None:
             raise UserError(f"the {what} of round {self.round} can be asked for only while its callback is called")
         return self.look(what, *name)

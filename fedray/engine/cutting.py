@@ -260,6 +260,9 @@ def task_of(part: Part, sent: Sequence[Sent], state: RunState, experiment: Exper
         return [values[place] for place in places]
 
     ids, gaps = of_task(cohort.ids), of_task(cohort.gaps)
+    run, keep = experiment.config.run, state.order.keep
+    asked = set(ids if keep is True else keep or ())
+    asked |= set(run.local_models_of if server.round in run.local_models_in else ())
     return PhaseTask(
         round=server.round,
         phase=len(sent) - 1,
@@ -276,4 +279,5 @@ def task_of(part: Part, sent: Sequence[Sent], state: RunState, experiment: Exper
         scalars=[{name: of_task(values) for name, values in each.scalars.items()} for each in sent],
         states=[state.clients.get(client) for client in ids] if experiment.keeps_states else (),
         received=[state.earlier.received(server.round, gap) for gap in gaps] if algorithm.needs_received else (),
+        models_of=[client for client in ids if client in asked],
     )

@@ -1,12 +1,16 @@
-"""Connects a run with its driver, the process that the user started, which shows the run and can stop it."""
+"""Connects a run with its driver, the process that the user started, which shows the run and can stop it.
+
+An engine gives its driver a run as a generator of events: the run begins (:class:`Started`), and each round ends
+(:class:`Report`). The driver sends an :class:`Order` for the next round with each event that it takes.
+"""
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from fedray.core.places import Places
 from fedray.core.torch_state import neutral
@@ -15,39 +19,61 @@ from fedray.experiment.experiment import Experiment
 
 
 @dataclass(frozen=True)
-class Driver:
-    """The functions that a run calls in its driver, which is the process that the user started.
+class Order:
+    """What the driver wants of the next round.
 
-    ``say(line)`` shows a line to the user. ``started(rounds)`` is called when the run begins or continues, with the
-    number of rounds that are already done, and ``show(report)`` after each round. If ``on_round`` is not None, the run
-    waits for ``on_round(report)`` after each round, and ends if the result is true. The run also ends, after the round
-    in progress, if the event ``stopping`` is set.
+    ``cohort`` are the clients that take part, sorted ids, and None for those that ``train.sampling`` draws. ``keep``
+    are the clients whose trained models the report of the round will have, or True for the whole cohort. With ``stop``
+    there is no next round: the run ends. With ``back_to`` the run goes back to its checkpoint of that round instead.
+    ``paused`` is for how many seconds the run has waited for this order, which do not count as time of the run.
+    """
+
+    cohort: tuple[int, ...] | None = None
+    keep: tuple[int, ...] | bool = False
+    stop: bool = False
+    back_to: int | None = None
+    paused: float = 0.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """The event that a run begins, or goes on after ``round``. ``ask(method, ...)`` calls a method of the
+    :class:`~fedray.engine.run.Run`, in the process that has it. It may be called while the run waits for an order."""
+
+    round: int
+    ask: Callable[..., Any]
+
+
+Event: TypeAlias = Started | Report
+Events: TypeAlias = Generator[Event, Order | None, None]
+"""A run in its driver. None stands for an order without wishes."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What a run needs of its driver, which is the process that the user started.
+
+    ``say(line)`` shows a line to the user. With ``lockstep`` the run waits for the driver's order before each round;
+    otherwise a round may begin while the one before is shown. The run ends, after the round in progress, if the event
+    ``stopping`` is set.
     """
 
     say: Callable[[str], None]
-    started: Callable[[int], None]
-    show: Callable[[Report], None]
-    on_round: Callable[[Report], bool] | None = None
+    lockstep: bool = False
     stopping: threading.Event = field(default_factory=threading.Event)
 
-    def watch(self, report: Report, experiment: Experiment, look: Look) -> bool | None:
-        """Passes the ``report`` of a new round to ``show``, and then to ``on_round``, if that is not None. Returns
-        whether the run is to end, or None if ``on_round`` is None.
 
-        Callbacks may ask the report for parts of the round, such as its clients or its model. ``look``, which is
-        :meth:`~fedray.engine.run.Run.look`, fetches these parts, and ``experiment`` makes the module for a model.
-        """
-        self.show(report)
-        if self.on_round is None:
-            return None
+def copying(experiment: Experiment, ask: Callable[..., Any]) -> Look:
+    """Returns the function with which a report fetches parts of its round, such as its clients or its model. It gets
+    them by ``ask``, and makes a module of a model."""
 
-        @neutral()
-        def copied(what: str, name: str | None = None) -> Any:
-            found = look(what, name)
-            if what != "model":
-                return copy.deepcopy(found)
-            module = experiment.module()
-            Places(module).load(found)
-            return module.eval()
+    @neutral()
+    def copied(what: str, name: Any = None) -> Any:
+        found = ask("look", what, name)
+        if what not in ("model", "client model"):
+            return copy.deepcopy(found)
+        module = experiment.module()
+        Places(module).load(found)
+        return module.eval()
 
-        return self.on_round(replace(report, look=copied))
+    return copied

@@ -10,14 +10,16 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def interruptible(say: Callable[[str], None], line: str) -> Iterator[threading.Event]:
-    """A context in which the user can stop a run or a sweep with Ctrl-C. It yields an event, which the first Ctrl-C or
-    SIGTERM sets; the code in the context must check this event and end.
+def interruptible(
+    say: Callable[[str], None], line: str, stopping: threading.Event | None = None
+) -> Iterator[threading.Event]:
+    """A context in which the user can stop a run or a sweep with Ctrl-C. It yields an event, ``stopping`` or a new one,
+    which the first Ctrl-C or SIGTERM sets; the code in the context must check this event and end.
 
     At the first signal ``say`` is called with a text for the user: ``line`` and a hint that a second signal stops at
     once, by a KeyboardInterrupt. Outside the main thread, where signals can't be caught, the event is never set.
     """
-    stopping = threading.Event()
+    stopping = threading.Event() if stopping is None else stopping
     if threading.current_thread() is not threading.main_thread():
         yield stopping
         return

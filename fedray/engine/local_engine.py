@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from fedray.core.torch_state import neutral
 from fedray.data.federated import FederatedData
 from fedray.engine.clients import Clients
-from fedray.engine.driver import Driver
-from fedray.engine.opening import open_run
+from fedray.engine.driver import Driver, Event, Events, Order, Started, copying
+from fedray.engine.opening import back_to, open_run
 from fedray.engine.pool import LocalPool, Pool
 from fedray.engine.process import computing_process, require_device, unchanged_settings
 from fedray.engine.worker import Worker
@@ -27,28 +29,44 @@ class LocalEngine:
     def __init__(self, experiment: Experiment, data: FederatedData) -> None:
         self.experiment, self.data = experiment, data
 
-    def run(self, driver: Driver) -> None:
-        """Runs the experiment to its end, or until ``driver``, which shows the rounds to the user, asks for a stop."""
+    def computing(self) -> AbstractContextManager[None]:
+        """Returns a context in which the events of :meth:`run` must be asked for, because this process computes."""
         engine = self.experiment.config.engine
-        with (
-            computing_process(engine.threads, engine.portable_bits, self.experiment.precision),
-            open_run(self.experiment, self.data, self._pool, False, say=driver.say) as run,
-        ):
+        return computing_process(engine.threads, engine.portable_bits, self.experiment.precision)
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """Returns a context, within that of :meth:`computing`, for code of the user's that the run waits for."""
+        return unchanged_settings()
+
+    def run(self, driver: Driver) -> Events:
+        """Runs the experiment to its end, or until ``driver`` asks for a stop. Yields the run's events."""
+        while (number := (yield from self._rounds(driver))) is not None:
+            self.experiment = back_to(self.experiment, number)
+
+    def _rounds(self, driver: Driver) -> Generator[Event, Order | None, int | None]:
+        """Yields the events of the run until it ends, or an order wants it to go back to a checkpoint. Returns the
+        round of this checkpoint then."""
+        with open_run(self.experiment, self.data, self._pool, False, say=driver.say) as run:
             if run is None:
-                return
+                return None
             run.stopping = driver.stopping
-            with unchanged_settings():
-                driver.started(run.state.server.round)
+
+            @neutral()
+            def ask(method: str, *arguments: Any) -> Any:
+                return getattr(run, method)(*arguments)
+
             rounds = run.rounds()
-            while True:
+            event: Event | None = Started(run.state.server.round, ask)
+            while event is not None:
+                order = (yield event) or Order()
+                if order.back_to is not None:
+                    return order.back_to
+                run.obey(order)
                 # resets torch's state, which a callback may have changed
                 with neutral():
                     report = next(rounds, None)
-                if report is None:
-                    return
-                with unchanged_settings() if driver.on_round is not None else contextlib.nullcontext():
-                    if driver.watch(report, self.experiment, run.look):
-                        driver.stopping.set()
+                event = None if report is None else replace(report, look=copying(self.experiment, ask))
+            return None
 
     def _pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         experiment = self.experiment

@@ -59,7 +59,7 @@ def open_run(
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
     with folder.lock(say), contextlib.ExitStack() as stack:
-        found = folder.look()
+        found = folder.look(experiment.stepped)
         if found.status == "finished":
             yield None
             return
@@ -95,7 +95,18 @@ def open_run(
         run = Run(experiment, data, worker, pool, state, scoring, recorder, concurrent, overlap, say)
         if saved is not None:
             run.restore(saved)
+            if state.by_hand:
+                recorder.by_hand(state.by_hand)
         yield run
+
+
+def back_to(experiment: Experiment, number: int) -> Experiment:
+    """Lets the run of ``experiment``, which is not open, continue from its checkpoint of round ``number`` when it is
+    opened next. Its later checkpoints are removed. Returns the experiment with which it is opened."""
+    experiment = experiment.with_run_settings(resume="auto")
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
+    checkpoints.discard(folder.checkpoints, number)
+    return experiment
 
 
 def _failure_written(path: Path, states: StateFolder) -> Callable[..., None]:

@@ -175,11 +175,10 @@ class PhaseRunner:
         self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
 
     def _save_models(self, task: PhaseTask, client: ClientPhase, merged: PhaseResult) -> None:
-        """Adds those of the clients' trained models that ``run.local_models_of`` asks for to ``merged``."""
-        run = self.clients.experiment.config.run
-        if task.round in run.local_models_in and client.trained is not None:
+        """Adds those of the clients' trained models that are wanted to ``merged``."""
+        if task.models_of and client.trained is not None:
             for row, number in enumerate(client.stack.ids):
-                if number in run.local_models_of:
+                if number in task.models_of:
                     merged.models[number] = on_host(client.trained.row[row]).numpy().copy()
 
     def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:

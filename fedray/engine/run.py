@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
+from fedray.core.places import Places
 from fedray.core.batches import steps_of
 from fedray.core.vectors import Model
 from fedray.data.federated import FederatedData
 from fedray.engine.asynchronous import asynchronous_of
 from fedray.engine.callbacks import Report
 from fedray.engine.cutting import TaskCutter
+from fedray.engine.driver import Order
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation.accuracies import Accuracies
 from fedray.engine.evaluation.client_scores import Scoring
@@ -103,6 +107,23 @@ class Run:
         self.checkpoints.saved_round = saved.round
         self.best.restore(read_metrics(self.recorder.folder.path))
         self._wall_before = saved.record["wall_seconds"]
+
+    def obey(self, order: Order) -> None:
+        """Notes what the driver wants of the next round, before :meth:`rounds` is asked for it."""
+        self.state.order = order
+        self._began += order.paused
+        if order.stop:
+            self.stopping.set()
+        if order.cohort is not None:
+            self._by_hand(self.state.server.round + 1, "cohort")
+
+    def _by_hand(self, number: int, what: str) -> None:
+        """Notes that the user has changed ``what`` of round ``number``, which the configuration does not say."""
+        known = self.state.by_hand.setdefault(number, [])
+        if what not in known:
+            known.append(what)
+            self.recorder.by_hand(self.state.by_hand)
+            self.recorder.note(f"round {number}: the {what} is given by hand")
 
     def wall_seconds(self) -> float:
         """Returns the seconds that the run has taken so far, including the time before it was resumed."""
@@ -208,9 +229,8 @@ class Run:
             self._reported = result
             yield Report(result.number, dict(result.metrics))
 
-    def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the last reported round for a user's callback. It must be called before the next round
-        begins.
+    def look(self, what: str, name: Any = None) -> Any:
+        """Returns a part of the last reported round for the driver. It must be called before the next round begins.
 
         If ``what`` is "clients", "evaluation" or "layers", the result is the round's part of the table clients.parquet,
         evaluation.parquet or layers.parquet: a dict from the column to its values, or None if the round has no such
@@ -220,11 +240,15 @@ class Run:
         of them on the CPU. ``name`` is then the name of one of the algorithm's further models
         (``Algorithm.further_models``), or None for the evaluated model, which the algorithm would deploy.
 
-        Raises :class:`UserError` if the algorithm has no further model of that name.
+        If ``what`` is "client model", it is the model of the client ``name`` after its local training in the round.
+
+        Raises :class:`UserError` if there is no such model. The evaluated model is there before the first round, too.
         """
         result = self._reported
-        assert result is not None
+        if what == "client model":
+            return self._client_model(result, name)
         if what != "model":
+            assert result is not None
             scores = result.scores if result.scores and result.scores["client"] else None
             return {"clients": result.log, "evaluation": scores, "layers": result.layers}[what]
         algorithm, server = self.experiment.algorithm, self.state.server
@@ -232,8 +256,35 @@ class Run:
         if name is not None and name not in models:
             raise UserError(f"{self.experiment.config.algorithm.name} has no model {name!r}{near_miss(name, models)}")
         model = algorithm.eval_model(server) if name is None else models[name]
+        return self._on_host(model)
+
+    def _client_model(self, result: RoundResult | None, client: int) -> dict[str, Tensor]:
+        if result is None:
+            raise UserError("no round has been made yet, so there are no models of clients")
+        if client not in result.models:
+            when, kept = f"round {result.number}", sorted(result.models)
+            has = f"those of {kept}" if kept else "none"
+            raise UserError(f"the model of client {client} was not kept ({when} has {has}): keep_clients= names them")
+        return self._on_host(self.state.layout.model(torch.from_numpy(result.models[client])))
+
+    def _on_host(self, model: Model) -> dict[str, Tensor]:
         named = self.worker.clients.network.saved(model)
         return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+
+    def replace_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts another model in the place of the server's x, between two rounds. ``tensors`` has its tensors by name,
+        on the CPU. A checkpoint is written if the run has some, as the rounds before do not lead to this model."""
+        module = self.experiment.build_model()
+        Places(module).load(tensors)
+        layout = self.worker.clients.network.layout
+        self.state.server.vectors["x"] = layout.model(layout.pack(module).row.to(self.state.device))
+        self._by_hand(self.state.server.round + 1, "model")
+        if self.experiment.config.run.checkpoint_every:
+            self.checkpoints.save(anew=True)
+
+    def save(self) -> None:
+        """Writes a checkpoint of the last round, which stays until the run ends."""
+        self.checkpoints.save(pin=True)
 
     def _tell(self, line: str) -> None:
         self.recorder.note(line)
@@ -274,4 +325,5 @@ class Run:
             partition_hash=self.data.partition_hash,
             **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
             stopped_by=self.best.reason,
+            **({"by_hand": self.state.by_hand} if self.state.by_hand else {}),
         )

@@ -48,6 +48,8 @@ class Selection:
     def choose(self, number: int) -> tuple[NDArray[np.int64], dict[int, float]]:
         """Returns the clients for round ``number``, sorted ids, and the losses or utilities by which they were chosen
         among others, by client; nothing if they are only drawn."""
+        if self.state.order.cohort is not None:
+            return np.array(self.state.order.cohort, np.int64), {}
         if self.sampling.kind == "oort":
             return self._useful(number)
         drawn = draw_of(self.state.sizes, self.experiment, number, choice=True)

@@ -47,6 +47,7 @@ class PhaseTask:
             Empty if clients keep no states.
         received: For each client the handle of the model that it received when it last took part, or None. Empty if the
             algorithm does not need these models.
+        models_of: Those of the clients whose models after local training are wanted.
         keeps: Whether the worker keeps the values that the phase returns for later phases of the round
             (``Result.kept``).
         region: The index in :attr:`Pool.regions` of a group of workers, one of which should do the task.
@@ -66,6 +67,7 @@ class PhaseTask:
     scalars: Sequence[Mapping[str, Sequence[float]]]
     states: Sequence[Handle | None] = ()
     received: Sequence[Handle | None] = ()
+    models_of: Sequence[int] = ()
     keeps: bool = True
     region: int = 0
 
@@ -122,7 +124,7 @@ class PhaseResult:
         forms: Maps each value that the phase returned, by a name such as ``uploads['y']``, to its kind and its shape.
         states: The files with the clients' new states; empty if the phase returns no states.
         models: Maps the numbers of clients to their trained models, each as a row of numbers. It has only the clients
-            whose models are to be saved (``run.local_models_of``).
+            whose models are wanted (``PhaseTask.models_of``).
         seconds: Maps each purpose, such as "gradient", to the seconds that the worker spent on it.
         nondeterministic: The names of operations that the worker ran and that have no deterministic version.
         lines: Lines of text to be shown to the user.

@@ -52,7 +52,8 @@ class Experiment:
     (:mod:`fedray.experiment.inputs`). ``asked`` maps dotted keys to the values that the user set, and ``defaults`` maps
     keys that the user left null to the values that null stands for. ``upload`` has the steps that are applied to
     clients' uploads (``train.upload``), such as clipping. ``robust`` is what takes the place of the mean of uploads, if
-    anything does, and ``privacy`` how that mean is made private, if it is.
+    anything does, and ``privacy`` how that mean is made private, if it is. ``stepped`` says whether the user steps
+    through the run, and may change rounds by hand.
     """
 
     config: Config
@@ -76,6 +77,7 @@ class Experiment:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     upload: tuple[UploadStep, ...] = ()
     robust: Robust | None = None
+    stepped: bool = False
     privacy: Privacy | None = None
 
     @property

@@ -62,6 +62,14 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
         raise UserError(f"{key}: {path} is damaged, or is not {form} ({first_sentence(error)})") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
+    return load_tensors(module, tensors, str(path), classes, key)
+
+
+def load_tensors(
+    module: nn.Module, tensors: Mapping[str, Tensor], path: str, classes: int | None, key: str
+) -> Loaded:
+    """Loads ``tensors``, by name, into ``module``, and does what :func:`load_weights` says. In messages ``path`` is
+    where they come from."""
     places = Places(module)
     here = places.tensors
     tensors = _by_first_name(tensors, places, path, key)
@@ -98,7 +106,7 @@ def _kind(tensor: Tensor) -> tuple[bool, bool]:
     return tensor.is_floating_point(), tensor.is_complex()
 
 
-def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: Path, key: str) -> dict[str, Tensor]:
+def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: str, key: str) -> dict[str, Tensor]:
     """Returns the tensors of a file by name. Of several names that the module has for one tensor, the first one
     is used.
 

@@ -49,6 +49,9 @@ INPUTS = "inputs.json"
 """The file with the digests of everything that a run depends on in addition to its configuration
 (:mod:`fedray.experiment.inputs`)."""
 
+BY_HAND = "changed by hand"
+"""The name in :data:`INPUTS` under which stands what a user who steps through a run has changed, if anything."""
+
 LOCAL = "local"
 """The folder with clients' models before they are averaged, which has a folder for each round."""
 
@@ -90,8 +93,9 @@ class RunFolder:
         self.path = config.run.place / config.run.name
         self.checkpoints = self.path / "checkpoints"
 
-    def look(self) -> FoundRun:
-        """Finds out whether the folder is new, or holds this run unfinished or finished. Nothing is changed.
+    def look(self, stepped: bool = False) -> FoundRun:
+        """Finds out whether the folder is new, or holds this run unfinished or finished. Nothing is changed. ``stepped``
+        says whether the run is a :class:`fedray.Simulation`, some of whose rounds may have been changed by hand.
 
         With ``run.resume: false`` the folder always counts as new. Otherwise :class:`UserError` is raised if the folder
         has other files but no run, if its files are damaged, or if it holds a run with another configuration, data,
@@ -115,6 +119,13 @@ class RunFolder:
         differ = keys_that_differ(old, self.config.model_dump(mode="json"), self.defaults)
         differ += ["run.rounds"] if wanted < rounds and status in ("completed", "diverged") else []
         known = _read_object(self.path / INPUTS)
+        by_hand = (known or {}).pop(BY_HAND, None)
+        if by_hand and not stepped:
+            raise UserError(
+                f"{self.path} holds a run that was changed by hand ({by_hand}), and not the one that its settings "
+                "describe: go on with it as a fedray.Simulation, use run.resume=false to start over (the old one is "
+                "renamed), or another run.name"
+            )
         differ += names_that_differ(self.inputs if known is None else known, self.inputs)
         if differ:
             raise UserError(

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
-from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import BY_HAND, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.records import FILES, KEY, digest_of
 from fedray.tracking.tensorboard import Events
 from fedray.util.files import room_for, write_whole
@@ -95,6 +95,13 @@ class Recorder:
                 self.machine |= {"bits_promised": False, "nondeterministic": [*known, operation]}
                 self.note(f"warning: bits are not promised: {operation}")
 
+    def by_hand(self, changes: Mapping[int, Sequence[str]]) -> None:
+        """Records what the user has changed by hand, such as the cohort, in which rounds. From then on the folder does
+        not hold the run that its settings describe."""
+        rounds = {what: [number for number in sorted(changes) if what in changes[number]] for what in ("model", "cohort")}
+        text = ", ".join(f"{what} of {_rounds_text(numbers)}" for what, numbers in rounds.items() if numbers)
+        write_whole(self.folder.path / INPUTS, json.dumps({**self.folder.inputs, BY_HAND: text}, indent=2) + "\n")
+
     def add_process(self, facts: Mapping[str, Any]) -> None:
         """Records that another process computes for the run. Its description ``facts`` is added to the run's
         summary."""
@@ -173,6 +180,19 @@ class Recorder:
             with contextlib.suppress(OSError):
                 if each is not None:
                     each.close()
+
+
+def _rounds_text(numbers: Sequence[int]) -> str:
+    """Returns sorted numbers of rounds as a text: ``round 3``, ``rounds 1-4 and 7``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    texts = [f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+    listed = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return f"round{'s' if len(numbers) > 1 else ''} {listed}"
 
 
 def summarize(

@@ -6,7 +6,9 @@ import contextlib
 import platform
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,7 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemory
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.data.federated import FederatedData
-from fedray.engine.driver import Driver
+from fedray.engine.driver import Driver, Event, Events, Order, Started, copying
 from fedray.engine.process import environment
 from fedray.engine.ray.client_actor import create_actor
 from fedray.engine.ray.cluster import (
@@ -53,9 +55,16 @@ class RayEngine:
     def __init__(self, experiment: Experiment, data: FederatedData, start: RayStart) -> None:
         self.experiment, self.data, self.start = experiment, data, start
 
-    def run(self, driver: Driver) -> None:
-        """Runs the experiment to its end. ``driver`` has the functions that show the rounds to the user, and can stop
-        the run.
+    def computing(self) -> AbstractContextManager[None]:
+        """Returns a context in which the events of :meth:`run` must be asked for: any, as other processes compute."""
+        return contextlib.nullcontext()
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """Returns a context for code of the user's that the run waits for: any, as other processes compute."""
+        return contextlib.nullcontext()
+
+    def run(self, driver: Driver) -> Events:
+        """Runs the experiment to its end, or until ``driver`` asks for a stop. Yields the run's events.
 
         If the server actor (the Ray process that runs the rounds) dies, it is started again once, and the run continues
         from the last checkpoint. If it dies again, or the run has no checkpoints, :class:`ClientError` is raised.
@@ -83,7 +92,7 @@ class RayEngine:
         for again in (True, False):
             server = _Server(experiment, stored, actors, driver)
             try:
-                return server.drive()
+                return (yield from server.drive())
             except (RayActorError, OutOfMemoryError) as error:
                 if "creation task" in str(error):
                     raise
@@ -121,16 +130,16 @@ class _Server:
         self.experiment, self.data, self.actors, self.driver = experiment, data, actors, driver
         self.begun = False
 
-    def drive(self) -> None:
-        """Starts the actors, and shows what the server reports until the run has ended."""
+    def drive(self) -> Events:
+        """Starts the actors, and yields what the server reports until the run has ended."""
         experiment, driver, engine = self.experiment, self.driver, self.experiment.config.engine
         here = ray.get_runtime_context().get_node_id()
         driver.say(f"starting the server and {self.actors} client actor{'s' if self.actors > 1 else ''} ...")
         created = [create_actor(experiment, self.data, here) for _ in range(self.actors)]
         server = self._create(here, created)
         try:
-            ended = server.run.remote(driver.on_round is not None)
-            self._follow(server)
+            ended = server.run.remote(driver.lockstep)
+            yield from self._follow(server)
             # raises the error that ended the run
             ray.get(ended)
         except ActorUnschedulableError:
@@ -162,9 +171,8 @@ class _Server:
             .remote(self.experiment, self.data, created)
         )
 
-    def _follow(self, server: Any) -> None:
-        """Passes the events of ``server`` to the driver until the run has ended, and the driver's wish to stop to
-        the server."""
+    def _follow(self, server: Any) -> Events:
+        """Yields the events of ``server`` until the run has ended, and passes the driver's orders to the server."""
         # the driver asks for each batch of events, because a streaming generator takes milliseconds more per batch
         coming = server.next.remote(None)
         asked, began = False, time.monotonic()
@@ -187,7 +195,27 @@ class _Server:
             if batch is None:
                 return
             heard = time.monotonic()
-            coming = server.next.remote(self._show(batch, server))
+            coming = server.next.remote((yield from self._events(batch, server)))
+
+    def _events(self, batch: Iterable[tuple[str, Any]], server: Any) -> Generator[Event, Order | None, Order | None]:
+        """Yields the events of a batch, and shows its lines. Returns the order for the next round, or None if the
+        server waits for none."""
+
+        def ask(method: str, *arguments: Any) -> Any:
+            return ray.get(server.ask.remote(method, *arguments))
+
+        order, event = None, None
+        for kind, value in batch:
+            if kind == "said":
+                self.driver.say(value)
+                continue
+            if kind == "started":
+                self.begun = True
+            event = Started(value, ask) if kind == "started" else replace(value, look=copying(self.experiment, ask))
+            order = yield event
+        if event is None or not self.driver.lockstep:
+            return None
+        return replace(order or Order(), stop=self.driver.stopping.is_set())
 
     def _check_start(self, waited: float) -> None:
         engine = self.experiment.config.engine
@@ -196,24 +224,6 @@ class _Server:
             raise UserError(
                 f"the server actor did not start in {engine.start_timeout:g} s: {shortage(self.actors, share)}"
             )
-
-    def _show(self, events: Iterable[tuple[str, Any]], server: Any) -> bool | None:
-        """Passes events of the server to the driver. Returns whether the run must stop, or None if the driver has no
-        callback for rounds."""
-
-        def look(what: str, name: str | None = None) -> Any:
-            return ray.get(server.look.remote(what, name))
-
-        answer = None
-        for kind, value in events:
-            if kind == "started":
-                self.begun = True
-                self.driver.started(value)
-            elif kind == "said":
-                self.driver.say(value)
-            else:
-                answer = self.driver.watch(value, self.experiment, look)
-        return answer
 
     def record(self, failure: BaseException) -> None:
         """Writes into the run folder that ``failure`` has ended the run. This is for failures after which the server

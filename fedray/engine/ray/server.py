@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ import ray
 
 from fedray.core.torch_state import neutral
 from fedray.data.federated import FederatedData
-from fedray.engine.opening import open_run
+from fedray.engine.driver import Order
+from fedray.engine.opening import back_to, open_run
 from fedray.engine.pool import Pool
 from fedray.engine.process import computing_process, same_kind
 from fedray.engine.ray.pool import RayPool
@@ -39,31 +40,31 @@ class ServerActor:
     def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
         self.experiment, self.data, self.actors = experiment, data, actors
         self.events: queue.Queue[list[Any] | None] = queue.Queue()
-        self.answers: queue.Queue[bool] = queue.Queue()
+        self.orders: queue.Queue[Order] = queue.Queue()
         self.stop_asked = threading.Event()
         self.opened: Run | None = None
         self.pool: RayPool | None = None
         self.unrecorded: list[str] = []
 
     def run(self, lockstep: bool) -> None:
-        """Runs the experiment to its end. With ``lockstep`` the server waits after each round until the driver has
-        answered, by calling :meth:`next`, whether the run must stop."""
+        """Runs the experiment to its end. With ``lockstep`` the server waits before each round until the driver has
+        given an order for it, by calling :meth:`next`."""
         try:
             for events in self._run(lockstep):
                 self.events.put(events)
         finally:
             self.events.put(None)
 
-    def next(self, answer: bool | None) -> list[Any] | None:
+    def next(self, order: Order | None) -> list[Any] | None:
         """Waits for the next events of the run. Returns them as a list of pairs ``(kind, value)``, or None at the end
         of the run.
 
         The events are ("said", a line for the user), ("started", number of rounds that are already done) and ("round",
-        :class:`~fedray.engine.callbacks.Report`). ``answer`` says whether the run must stop after the round that was
-        returned last. It is None if the run does not wait for an answer.
+        :class:`~fedray.engine.callbacks.Report`). ``order`` says what the driver wants of the next round. It is None if
+        the run does not wait for an order.
         """
-        if answer is not None:
-            self.answers.put(answer)
+        if order is not None:
+            self.orders.put(order)
         return self.events.get()
 
     def _run(self, lockstep: bool) -> Iterator[list[Any]]:
@@ -77,7 +78,10 @@ class ServerActor:
                 lost, furthest = 0, -1
                 while True:
                     try:
-                        return (yield from self._rounds(data, lockstep))
+                        back = yield from self._rounds(data, lockstep)
+                        if back is None:
+                            return
+                        self.experiment = back_to(self.experiment, back)
                     except StateLost as error:
                         reached = self.opened.state.server.round if self.opened else -1
                         lost, furthest = (0 if reached > furthest else lost) + 1, max(reached, furthest)
@@ -91,13 +95,15 @@ class ServerActor:
                 if self.pool is not None:
                     self.pool.close()
 
-    def _rounds(self, data: FederatedData, lockstep: bool) -> Iterator[list[Any]]:
+    def _rounds(self, data: FederatedData, lockstep: bool) -> Generator[list[Any], None, int | None]:
+        """Yields lists of events until the run ends, or an order wants it to go back to a checkpoint. Returns the round
+        of this checkpoint then."""
         here = ray.get_runtime_context().get_node_id()
         with open_run(
             self.experiment, data, self._pool_for, True, not lockstep, self._say, here, close_pool=False
         ) as run:
             if run is None:
-                return
+                return None
             assert self.pool is not None
             self.opened, run.stopping = run, self.stop_asked
             for line in self.unrecorded:
@@ -106,18 +112,24 @@ class ServerActor:
             self.pool.joined = partial(self._joined, run.recorder)
             if self.experiment.config.run.checkpoint_every:
                 self.pool.nodes.saved_at = lambda: run.checkpoints.saved_at
-            yield [("started", run.state.server.round)]
+            rounds, sent = run.rounds(), time.monotonic()
+            event: tuple[str, Any] | None = ("started", run.state.server.round)
             pending: list[Any] = []
-            sent = time.monotonic()
-            for report in run.rounds():
-                pending.append(("round", report))
+            while event is not None:
+                pending.append(event)
                 now = time.monotonic()
-                if lockstep or now - sent >= BATCH_SECONDS:
+                if lockstep or now - sent >= BATCH_SECONDS or event[0] == "started":
                     yield pending
                     pending, sent = [], now
-                if lockstep and self.answers.get():
-                    self.stop_asked.set()
+                if lockstep:
+                    order = self.orders.get()
+                    if order.back_to is not None:
+                        return order.back_to
+                    run.obey(order)
+                report = next(rounds, None)
+                event = None if report is None else ("round", report)
             yield pending
+            return None
 
     def _pool_for(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         """Returns the pool of the client actors, and descriptions of their processes. If the run has gone back to a
@@ -141,17 +153,11 @@ class ServerActor:
             )
 
     @neutral()
-    def look(self, what: str, name: str | None = None) -> Any:
-        """Returns a part of the last round for a callback that runs in the driver. It can be called until the callback
-        has returned, because the run waits for it.
-
-        If ``what`` is "clients", "evaluation" or "layers", the result maps the names of this table's columns to the
-        columns, or is None if the round has no such table. If ``what`` is "model", the result maps the names of a
-        model's tensors to the tensors. The model is the one that is evaluated, or, if ``name`` is not None, the
-        algorithm's further model of this name (one that is evaluated besides).
-        """
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the run for the driver, and returns the result. It can be called while the run waits for an
+        order."""
         assert self.opened is not None
-        return self.opened.look(what, name)
+        return getattr(self.opened, method)(*arguments)
 
     def _say(self, line: str) -> None:
         self.events.put([("said", line)])
@@ -170,4 +176,4 @@ class ServerActor:
     def stop(self) -> None:
         """Ends the run after the round in progress. The driver calls it when the user has asked for that."""
         self.stop_asked.set()
-        self.answers.put(True)
+        self.orders.put(Order(stop=True))

@@ -30,6 +30,9 @@ from fedray.util.files import move_whole, sha256_of_file
 FORMAT = 3
 """The version of a checkpoint's files. A run can't continue from a checkpoint of another version."""
 
+PIN = "pinned"
+"""An empty file in a checkpoint that is not removed when further ones are written."""
+
 THREADS = 4
 """The number of a checkpoint's files that are linked or checked at the same time. Threads help, because most of the
 time goes to the disk or to checksums, neither of which holds Python's global lock."""
@@ -61,6 +64,7 @@ def save(
     past: Mapping[int, str],
     store: Callable[[str, Path], None],
     keep: int,
+    pin: bool = False,
 ) -> Path:
     """Writes a checkpoint, from which an interrupted run can continue, and removes older ones. Returns the path of the
     new one.
@@ -74,7 +78,8 @@ def save(
         past: Maps the numbers of earlier rounds to the names of the files with the models of these rounds.
         store: ``store(name, path)`` must write the file ``name`` (one of those in ``states`` or ``past``) to ``path``,
             which is in the subfolder ``shared``. It is called only for files that no earlier checkpoint has.
-        keep: How many checkpoints to keep, including the new one.
+        keep: How many checkpoints to keep, including the new one and without pinned ones.
+        pin: Whether the new one stays until the run is begun anew.
     """
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
@@ -100,6 +105,8 @@ def save(
     )
     whole = {"format": FORMAT, "round": round, "widths": vectors.widths, "states": states, "past": past, **record}
     (staging / "record.json").write_text(json.dumps(whole))
+    if pin or (target / PIN).exists():
+        (staging / PIN).touch()
     sums = {path.name: sha256_of_file(path) for path in staging.iterdir()}
     with ThreadPoolExecutor(THREADS) as pool:
         sums |= dict(pool.map(place, [*states.values(), *past.values()]))
@@ -108,7 +115,7 @@ def save(
     if target.exists():
         shutil.rmtree(target)
     move_whole(staging, target)
-    for old in _rounds(folder)[:-keep]:
+    for old in [path for path in _rounds(folder) if not (path / PIN).exists()][:-keep]:
         shutil.rmtree(old)
     _sweep(folder)
     return target

@@ -16,6 +16,7 @@ from fedray.algorithms import Algorithm, Broadcast, ServerState
 from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Layout, Model
 from fedray.data.federated import FederatedData
+from fedray.engine.driver import Order
 from fedray.engine.pool import Pool
 from fedray.engine.state.checkpoint import Checkpoint
 from fedray.engine.state.packing import Packed, on_host
@@ -73,7 +74,8 @@ class EarlierModels:
 class RunState:
     """Everything in a run that changes from round to round. ``server`` is the server's state, and ``earlier`` has the
     models of earlier rounds. The attribute ``clients`` maps each client's number to the file with its state, and the
-    attribute ``costs`` has the costs so far.
+    attribute ``costs`` has the costs so far. ``by_hand`` says in which rounds the user has changed what, and ``order``
+    what is wanted of the next round.
 
     The other arguments do not change: ``sizes`` has the number of samples of each client, ``layout`` says where the
     parameters are in a model's row of numbers, and ``device`` is the server's. ``as_cohort(server, broadcast)`` returns
@@ -96,6 +98,8 @@ class RunState:
         self.pending = Pending(layout)
         self.private: Tensor | None = None
         self.private_from = 1
+        self.order = Order()
+        self.by_hand: dict[int, list[str]] = {}
         self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
 
     @classmethod
@@ -161,6 +165,7 @@ class RunState:
         server.table = _by_client(saved.record["table"])
         server.last_round = {int(client): number for client, number in saved.record["last_round"].items()}
         self.costs = saved.record["costs"]
+        self.by_hand = {int(number): what for number, what in saved.record.get("by_hand", {}).items()}
         pool.drop([*self.clients.values(), *self.earlier.handles.values()])
         self.clients = {client: folder.adopt(path) for client, path in saved.states.items()}
         self.earlier.handles = {number: pool.keep(path.name, load_file(path)) for number, path in saved.past.items()}
@@ -176,6 +181,7 @@ class RunState:
             "table": self.server.table,
             "last_round": self.server.last_round,
             "costs": self.costs,
+            "by_hand": self.by_hand,
             "pending": self.pending.record(),
         }
 

@@ -1,0 +1,294 @@
+"""Runs an experiment round by round from Python: :class:`Simulation`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import index
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from fedray.api import checked
+from fedray.config import Config
+from fedray.engine.callbacks import Callback, Callbacks, Report
+from fedray.engine.interrupting import interruptible
+from fedray.errors import UserError
+from fedray.stepping import STOPPING, Stepper
+from fedray.tracking.progress import Display
+from fedray.tracking.result import RunResult
+from fedray.warning import PythonWarnings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedray.algorithms import Algorithm
+    from fedray.core.task import Loss
+    from fedray.core.transform import Transform
+    from fedray.experiment.experiment import Experiment
+
+
+class Simulation:
+    """A run that you step through: each call of :meth:`step`, or each turn of a loop over the simulation, makes a round
+    and returns its :class:`fedray.Report`. Between rounds you may look at models, give the next cohort, replace the
+    server's model, and go back to a checkpoint.
+
+    The result is that of :func:`fedray.simulate` to the bit, unless you change something. At the end of the ``with``
+    statement, or with :meth:`close`, the run is closed. If it has not had all its rounds, it is interrupted then, and
+    a simulation with the same settings goes on where it stopped. The run opens with the first step. Ctrl-C lets the
+    round in progress end, raises KeyboardInterrupt, and leaves the simulation as it is, so that you may go on.
+
+    The arguments are those of :func:`fedray.simulate`, and ``keep_clients``: the numbers of clients, or true for all,
+    whose models each report has if they take part (:meth:`fedray.Report.client_model`).
+
+    Example:
+        with fedray.Simulation({"algorithm.name": "fedavg", "run.rounds": 20}) as sim:
+            for report in sim:
+                print(report.round, report.metrics["test_accuracy"])
+        print(sim.result.summary["final"])
+    """
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        *,
+        data: Any = None,
+        test: Any = None,
+        client_column: str | None = None,
+        label_column: str = "label",
+        model: nn.Module | Callable[..., nn.Module] | None = None,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Loss] | None = None,
+        transform: Transform | None = None,
+        algorithm: type[Algorithm] | None = None,
+        callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
+        overrides: Iterable[str] = (),
+        keep_clients: Sequence[int] | bool = False,
+        verbose: bool = False,
+        display: Display | None = None,
+    ) -> None:
+        settings, custom = checked(
+            config, overrides, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
+        )
+        self._keep = _clients(keep_clients, "keep_clients")
+        self._say = display or Display(quiet=not verbose, warn=PythonWarnings())
+        stepper = Stepper(settings, custom, Callbacks(settings.run.callbacks, callbacks), self._say, stepped=True)
+        self._stepper, self._report = stepper, None
+        self._paused = perf_counter()
+        # a simulation that nobody refers to any more is closed, so that its run folder is free
+        self._close = weakref.finalize(self, stepper.close)
+
+    _report: Report | None
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Report]:
+        """Makes one round after another and yields their reports, until the run has had all its rounds, or ends early
+        (``run.stop_at``, a callback, a loss that is not finite)."""
+        while (report := self._next(None, None)) is not None:
+            yield report
+
+    def step(self, cohort: Iterable[int] | None = None, *, keep_clients: Sequence[int] | bool | None = None) -> Report:
+        """Makes the next round and returns its report, whose tables and models can be read until the next step.
+
+        Args:
+            cohort: The numbers of the clients that take part. The default are those that ``train.sampling`` draws. With
+                a virtual clock some may be late. The run is then no longer the one that its settings describe, which
+                its folder says.
+            keep_clients: The clients whose models the report has, in place of the simulation's ``keep_clients``.
+
+        Raises:
+            UserError: The run has ended, or the cohort is not possible.
+            KeyboardInterrupt: The user has pressed Ctrl-C; the round has been made (:attr:`report`).
+        """
+        report = self._next(cohort, keep_clients)
+        if report is None:
+            what = f"the run in {self.folder} has ended after round {self._stepper.round}"
+            raise UserError(f"{what}: run.rounds says how many it has; run.resume=false starts over")
+        return report
+
+    @property
+    def round(self) -> int:
+        """The number of the last round that was made; 0 before the first one."""
+        self._open()
+        return self._stepper.round
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has."""
+        return self._experiment.rounds
+
+    @property
+    def config(self) -> Config:
+        """The configuration, in which ``auto`` and null are replaced by values."""
+        return self._experiment.config
+
+    @property
+    def clients(self) -> list[int]:
+        """The numbers of the clients that have samples, and so may take part."""
+        self._open()
+        sizes = self._stepper.sizes
+        assert sizes is not None
+        return [int(client) for client in sizes.nonzero()[0]]
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        self._open()
+        assert self._stepper.result is not None
+        return self._stepper.result.folder
+
+    @property
+    def report(self) -> Report | None:
+        """The report of the last round that this simulation has made; None before the first one."""
+        return self._report
+
+    @property
+    def result(self) -> RunResult:
+        """The result of the run. The simulation must have been closed."""
+        if self._stepper.ask is not None or self._stepper.result is None:
+            raise UserError("the run has no result before the simulation is closed (sim.close())")
+        return self._stepper.result
+
+    def model(self, name: str | None = None) -> nn.Module:
+        """Returns a copy of the server's model as it is now, as a module in evaluation mode on the CPU; before the
+        first round it is the initial one. ``name`` is that of a further model (:meth:`fedray.Report.model`)."""
+        from fedray.engine.driver import copying
+
+        found: nn.Module = copying(self._experiment, self._asking())("model", name)
+        return found
+
+    def replace_model(self, model: nn.Module | Mapping[str, Tensor]) -> None:
+        """Puts ``model``, a module or its ``state_dict()``, in the place of the model x with which the server begins
+        the next round. What else the server has, such as its momentum, stays. The run is then no longer the one that
+        its settings describe, which its folder says.
+
+        Raises:
+            UserError: The tensors are not those of the run's model, or not finite.
+        """
+        from fedray.core.torch_state import neutral
+        from fedray.experiment.weights import load_tensors
+
+        tensors = model if isinstance(model, Mapping) else model.state_dict()
+        ask = self._asking()
+        with neutral():
+            module = self._experiment.module()
+            load_tensors(module, tensors, "model", None, "replace_model")
+            ask("replace_model", {name: each.detach().cpu() for name, each in module.state_dict().items()})
+
+    def save_checkpoint(self) -> int:
+        """Writes a checkpoint of the run as it is now, which is not removed when there are later ones. Returns the
+        number of the round, with which :meth:`load_checkpoint` goes back to it."""
+        self._asking()("save")
+        return self._stepper.round
+
+    def load_checkpoint(self, round: int) -> None:
+        """Goes back to the checkpoint of ``round``. The rounds after it, their rows in the run's tables and their
+        checkpoints are gone, and the next step makes the round that follows.
+
+        Raises:
+            UserError: There is no checkpoint of that round.
+        """
+        self._asking()
+        there = self._checkpoints()
+        if round not in there:
+            raise UserError(f"{self.folder} has no checkpoint of round {round}, but of {there or 'none'}")
+        self._stepper.go_back(round)
+        self._report = None
+
+    def close(self) -> RunResult | None:
+        """Closes the run, and returns its result; None if it was never open. May be called more than once."""
+        self._close.detach()
+        return self._stepper.close()
+
+    @property
+    def _experiment(self) -> Experiment:
+        self._open()
+        assert self._stepper.experiment is not None
+        return self._stepper.experiment
+
+    def _open(self) -> None:
+        if self._stepper.experiment is None:
+            with interruptible(self._say.say, STOPPING) as pressed:
+                self._stepper.open()
+            if pressed.is_set():
+                raise KeyboardInterrupt
+
+    def _asking(self) -> Callable[..., Any]:
+        self._open()
+        if self._stepper.ask is None:
+            raise UserError(f"the run in {self.folder} has ended")
+        return self._stepper.ask
+
+    def _next(self, cohort: Iterable[int] | None, keep_clients: Sequence[int] | bool | None) -> Report | None:
+        from fedray.engine.driver import Order
+
+        self._open()
+        keep = self._keep if keep_clients is None else _clients(keep_clients, "keep_clients")
+        given = None if cohort is None else self._checked(cohort)
+        paused = perf_counter() - self._paused
+        try:
+            with interruptible(self._say.say, STOPPING) as pressed:
+                found = self._stepper.step(Order(cohort=given, keep=keep, paused=paused))
+        finally:
+            self._paused = perf_counter()
+        if found is not None:
+            self._report = found = replace(found, look=self._look_at(found))
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        return found
+
+    def _look_at(self, report: Report) -> Callable[..., Any]:
+        """Returns what a report fetches parts of its round with, as long as it is the last one."""
+        own = weakref.ref(self)
+
+        def look(what: str, *name: Any) -> Any:
+            sim = own()
+            if sim is None or sim._stepper.ask is None or sim._stepper.round != report.round:
+                raise UserError(f"the {what} of round {report.round} can be asked for only until the next step")
+            assert report.look is not None
+            return report.look(what, *name)
+
+        return look
+
+    def _checked(self, cohort: Iterable[int]) -> tuple[int, ...]:
+        experiment, config = self._experiment, self._experiment.config
+        ids = _clients(cohort, "cohort")
+        assert not isinstance(ids, bool)
+        if absent := sorted(set(ids) - set(self.clients)):
+            raise UserError(f"cohort: client {absent[0]} does not exist or has no samples (sim.clients has those that do)")
+        if not ids:
+            raise UserError("cohort: there must be at least one client")
+        fixed = experiment.vectorize and experiment.compile and len(ids) != experiment.cohort_size
+        for holds, why in (
+            (experiment.privacy is not None, "privacy, whose epsilon is that of clients drawn at random"),
+            (config.system.mode == "buffered", "system.mode=buffered, where clients begin when others have answered"),
+            (fixed, f"engine.compile and stacks, which were made for {experiment.cohort_size} clients"),
+        ):
+            if holds:
+                raise UserError(f"cohort does not go with {why}")
+        return ids
+
+    def _checkpoints(self) -> list[int]:
+        folder = self.folder / "checkpoints"
+        return sorted(int(path.name.removeprefix("round-")) for path in folder.glob("round-" + "[0-9]" * 8))
+
+
+def _clients(given: Iterable[int] | bool, name: str) -> tuple[int, ...] | bool:
+    """Returns the numbers of clients that the user has given as the argument ``name``, sorted."""
+    if isinstance(given, bool):
+        return given
+    try:
+        # index accepts whole numbers of NumPy, too, but no 3.5
+        found = sorted(index(client) for client in given)
+    except TypeError:
+        raise UserError(f"{name} must be numbers of clients, not {given!r}") from None
+    if len(set(found)) != len(found):
+        raise UserError(f"{name} names a client twice: {found}")
+    return tuple(found)
