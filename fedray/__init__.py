@@ -24,21 +24,25 @@ if TYPE_CHECKING:
     from fedray.simulation import Simulation
     from fedray.tracking.result import RunResult
     from fedray.tuning import SweepResult, tune
+    from fedray.tuning.many import ManyRuns, simulate_many
     from fedray.warning import FedrayWarning
 
 _HOME = {
     "Callback": "engine.callbacks", "ClientError": "errors", "Comparison": "results.compare",
-    "Evaluation": "evaluating.tables", "FedrayWarning": "warning", "Report": "engine.callbacks",
+    "Evaluation": "evaluating.tables", "FedrayWarning": "warning", "ManyRuns": "tuning.many",
+    "Report": "engine.callbacks",
     "RunResult": "tracking.result", "RunStart": "engine.callbacks", "Simulation": "simulation",
     "SweepResult": "tuning",
     "UploadRows": "core.upload", "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
-    "each_sample": "core.transform", "evaluate": "evaluating.evaluate", "simulate": "api", "tune": "tuning",
+    "each_sample": "core.transform", "evaluate": "evaluating.evaluate", "simulate": "api",
+    "simulate_many": "tuning.many", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
-    "Callback", "ClientError", "Comparison", "Evaluation", "FedrayWarning", "Report", "RunResult", "RunStart",
+    "Callback", "ClientError", "Comparison", "Evaluation", "FedrayWarning", "ManyRuns", "Report", "RunResult", "RunStart",
     "Simulation", "SweepResult", "UploadRows", "UploadStep", "UserError",
-    "compare", "each_sample", "evaluate", "simulate", "tune",
+    "compare", "each_sample", "evaluate", "simulate", "simulate_many",
+    "tune",
 ]  # fmt: skip
 
 

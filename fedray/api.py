@@ -209,8 +209,8 @@ def run_experiment(
         tidy: A function that gets the result at the end and may remove files of the run that are not needed any more.
             If ``run.output`` is a URI, this happens before the last files are sent there.
     """
-    watching = Callbacks(settings.run.callbacks, callbacks)
-    stepper = Stepper(settings, custom, watching, display or Display(quiet=True), tidy=tidy)
+    display = display or Display(quiet=True)
+    stepper = Stepper(settings, custom, Callbacks.of(settings.run, callbacks, display.say), display, tidy=tidy)
     while stepper.step() is not None:
         pass
     assert stepper.result is not None

@@ -74,7 +74,8 @@ class Simulation:
         )
         self._keep = _clients(keep_clients, "keep_clients")
         self._say = display or Display(quiet=not verbose, warn=PythonWarnings())
-        stepper = Stepper(settings, custom, Callbacks(settings.run.callbacks, callbacks), self._say, stepped=True)
+        watching = Callbacks.of(settings.run, callbacks, self._say.say)
+        stepper = Stepper(settings, custom, watching, self._say, stepped=True)
         self._stepper, self._report = stepper, None
         self._paused = perf_counter()
         # a simulation that nobody refers to any more is closed, so that its run folder is free

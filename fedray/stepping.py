@@ -217,7 +217,7 @@ class Stepper:
         assert experiment is not None and result is not None
         if isinstance(event, Report):
             self.display.round(event.metrics)
-            if self.callbacks.watch_rounds and self.callbacks.round(event):
+            if self.callbacks.round(event):
                 self.stopping.set()
         else:
             self.display.start(experiment.rounds, event.round, experiment.task.main)

@@ -14,6 +14,7 @@ from pydantic import Field
 from fedray.config import Config, check, expand, flat, load, plain, read_file
 from fedray.config.section import Real, Section, Whole
 from fedray.errors import UserError, near_miss
+from fedray.tuning.planned import Planned
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 """The experiments of the papers."""
@@ -66,14 +67,6 @@ class TableConfig(Section):
     rows: list[str | dict[str, RowConfig]] = Field(description="algorithms, or names with what they are")
     columns: dict[str, ColumnConfig]
     notes: list[str] = Field([], description="what is to be known beside the numbers")
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run that a cell of a table needs: its folder below that of all runs, and its settings by dotted key."""
-
-    folder: str
-    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedray.errors import UserError, near_miss
+from fedray.tuning.planned import Planned, make_runs, unfinished
+from fedray.tuning.planned_view import RunsView
 from reproducing.costs import Costs, TableCost
 from reproducing.measure import measured
 from reproducing.provenance import made_by
-from reproducing.published import Planned, PublishedTable, known_tables, read_table
+from reproducing.published import PublishedTable, known_tables, read_table
 from reproducing.report import text_of, write
-from reproducing.runs import Say, make_runs
 
 QUICK = 10
 """With ``--quick`` a run has one round for each so many of the paper's."""
@@ -65,13 +66,13 @@ class Request:
         return list(found.values())
 
 
-def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
+def reproduce(request: Request, say: Callable[[str], None]) -> tuple[str, list[Path], int, bool]:
     """Makes the runs that a table lacks, and writes it beside what was published.
 
     Returns the table as a text, the files, how many runs failed, and whether the user stopped it.
     """
     table = request.table()
-    failures, stopped = make_runs(request.planned(table), request.runs, say)
+    done = make_runs(unfinished(request.planned(table), request.runs), request.runs, RunsView(say))
     if request.quick:
         table = replace(table, title=f"{table.title} (--quick: with a tenth of these rounds)")
     seeds = request.seeds_of(table)
@@ -82,7 +83,7 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     asked = {"command": " ".join(["python analysis/reproduce.py", request.name, *options]), "seeds": seeds}
     made = made_by(asked, (run for one in found for run in one.runs))
     paths = write(table, found, request.output / f"{request.name}{'-quick' if request.quick else ''}", made)
-    return text_of(table, found, made), paths, failures, stopped
+    return text_of(table, found, made), paths, len(done.failures), done.interrupted
 
 
 def listing(requests: Sequence[Request], output: Path) -> tuple[list[tuple[str, str, TableCost]], float | None]:

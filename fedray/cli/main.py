@@ -107,9 +107,20 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, tune, evaluate, compare, report, data, costs, calibrate, doctor, clean):
         command.add_parser(commands)
     _add_lists(commands)
+    text = "print the versions of fedray, Python, torch, CUDA and Ray, and exit"
     for each in (parser, *commands.choices.values()):
-        each.add_argument("--version", action="version", version=f"fedray {__version__}", help="print it and exit")
+        each.add_argument("--version", action=_Version, nargs=0, help=text)
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints versions, which takes a moment that other commands need not spend."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *ignored: Any) -> None:
+        from fedray.util.versions import versions_line
+
+        print(versions_line(__version__))
+        parser.exit()
 
 
 def _add_lists(commands: Any) -> None:

@@ -103,6 +103,11 @@ class RunConfig(Section):
     callbacks: list[Entry] = Field(
         [], description="objects that are shown the run as it goes on: file.py:Name, or {name: file.py:Name, option: 1}"
     )
+    loggers: list[Entry] = Field(
+        [],
+        description="tools that show the run: mlflow, wandb, trackio, or your own as in run.callbacks; no round waits",
+    )
+    group: str | None = Field(None, description="what loggers show runs under that belong together; sweeps set it")
     log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
     given: list[Given] = Field(
         [],

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedray.config import Config
 from fedray.errors import UserError
+from fedray.loggers import LOGGERS
 from fedray.usercode.extensions import Entry, make
 from fedray.usercode.importing import as_user_error, error_line
+from fedray.warning import WARNING
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from fedray.config.sections import RunConfig
     from fedray.tracking.result import RunResult
 
 Look: TypeAlias = Callable[..., Any]
@@ -145,20 +148,35 @@ class Callback:
 
 
 class Callbacks:
-    """Calls all callbacks of a run.
+    """Calls all callbacks and loggers of a run.
 
     ``named`` are the entries of the key ``run.callbacks``, such as ``file.py:Name`` or
     ``{name: file.py:Name, option: 1}``. ``handed_over`` are the callbacks that were passed from Python. A callback may
     also be a function, which is called after each round like a method ``round``. It may also be a class: an instance is
-    made, with the options of its entry, or without arguments if there are none.
+    made, with the options of its entry, or without arguments if there are none. ``loggers`` are the entries of
+    ``run.loggers``. These are callbacks, too, but no round waits for them. If one fails after the start, a warning is
+    given to ``say``, and the run goes on without it.
 
     An exception of a named callback becomes a :class:`UserError`, which names the callback, the file and the line. An
     exception of a callback from Python is raised unchanged.
     """
 
-    def __init__(self, named: Sequence[Entry], handed_over: Sequence[Any]) -> None:
-        self._named, self._handed_over = named, handed_over
+    def __init__(
+        self,
+        named: Sequence[Entry],
+        handed_over: Sequence[Any],
+        loggers: Sequence[Entry] = (),
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._named, self._handed_over, self._named_loggers, self._say = named, handed_over, loggers, say
         self._made: list[tuple[str | None, Any]] | None = None
+        self._loggers: list[tuple[str, Any]] | None = None
+
+    @classmethod
+    def of(cls, run: RunConfig, handed_over: Sequence[Any], say: Callable[[str], None]) -> Callbacks:
+        """Returns the callbacks and loggers of the section ``run`` of a configuration, and those that were handed
+        over."""
+        return cls(run.callbacks, handed_over, run.loggers, say)
 
     @property
     def watch_rounds(self) -> bool:
@@ -166,12 +184,21 @@ class Callbacks:
         return any(_method(each, "round") for _, each in self._all())
 
     def start(self, run: RunStart) -> None:
-        """Calls the method ``start`` of all callbacks that have one, with ``run``, before the rounds begin."""
+        """Calls the method ``start`` of all callbacks and loggers that have one, with ``run``, before the rounds
+        begin."""
         self._call("start", run)
+        if self._loggers is None:
+            self._loggers = [
+                (f"run.loggers: {_name(entry)}", make(entry, "run.loggers", LOGGERS)) for entry in self._named_loggers
+            ]
+        for where, each in self._loggers:
+            if method := _method(each, "start"):
+                _called(where, "start", method, run)
 
     def round(self, report: Report) -> bool:
         """Calls the method ``round`` of all callbacks that have one, with ``report``. Returns whether the run must end,
         because a callback returned true. Afterwards the report's parts, such as its clients, can no longer be read."""
+        self._log("round", replace(report, look=None))
         opened = [report.look]
 
         def look(what: str, *name: str | None) -> Any:
@@ -183,8 +210,20 @@ class Callbacks:
             opened[0] = None
 
     def end(self, result: RunResult) -> None:
-        """Calls the method ``end`` of all callbacks that have one, with ``result``, after the run."""
+        """Calls the method ``end`` of all callbacks and loggers that have one, with ``result``, after the run."""
         self._call("end", result)
+        self._log("end", result)
+
+    def _log(self, name: str, argument: Any) -> None:
+        """Calls the method ``name`` of the loggers. One that fails is not called any more."""
+        for where, each in list(self._loggers or ()):
+            try:
+                if method := _method(each, name):
+                    _called(where, name, method, argument)
+            except UserError as error:
+                assert self._loggers is not None
+                self._loggers.remove((where, each))
+                self._say(f"{WARNING}{error}; the run goes on without it")
 
     def _all(self) -> list[tuple[str | None, Any]]:
         if self._made is None:

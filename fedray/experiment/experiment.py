@@ -22,7 +22,8 @@ from fedray.experiment.robust import Robust
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {
-    "run.name", "run.output", "run.working_copy", "run.output_timeout", "run.resume", "run.given", "run.callbacks"
+    "run.name", "run.output", "run.working_copy", "run.output_timeout", "run.resume", "run.given", "run.callbacks",
+    "run.loggers", "run.group",
 }  # fmt: skip
 """Keys that do not count as hyper-parameters even if the user sets them, because they do not change the result."""
 

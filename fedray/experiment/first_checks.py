@@ -15,6 +15,7 @@ from fedray.config import Config, run_name
 from fedray.data.sources.columns import Columns
 from fedray.data.sources.registry import check_source
 from fedray.errors import UserError
+from fedray.loggers import LOGGERS
 from fedray.usercode.extensions import check_entry
 from fedray.usercode.importing import check_user_object, is_user_defined
 from fedray.util.uris import is_uri
@@ -50,6 +51,8 @@ def _check_extensions(config: Config) -> None:
         check_user_object(config.engine.kind, "engine.kind")
     for entry in config.run.callbacks:
         check_entry(entry, "run.callbacks")
+    for entry in config.run.loggers:
+        check_entry(entry, "run.loggers", LOGGERS)
     for entry in config.train.upload:
         check_entry(entry, "train.upload", importlib.import_module("fedray.uploads").STEPS)
     functions = [("task.metrics", name) for name in config.task.named_metrics.values()]

@@ -37,7 +37,8 @@ RESULT_KEYS_OF_ENGINE = (
 )  # fmt: skip
 IGNORED = (
     "run.output", "run.working_copy", "run.output_timeout", "run.checkpoint_every", "run.keep_checkpoints",
-    "run.resume", "run.rounds", "run.callbacks", "run.local_models_of", "run.local_models_in",
+    "run.resume", "run.rounds", "run.callbacks", "run.loggers", "run.group", "run.local_models_of",
+    "run.local_models_in",
     # the data, model and weights behind these keys are compared directly
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip

@@ -226,44 +226,24 @@ def _run(
 
     Returns whether the user interrupted the trials.
     """
-    started_here = start.ready()
-    from fedray.core.transform import SeededTransform
-    from fedray.engine.ray.engine import ship_user_code
-    from fedray.tuning.resources import (
-        bundles_of,
-        count_concurrent_trials,
-        device_of_trials,
-        engine_of_trials,
-        trials_per_gpu,
-    )
+    start.ready()
+    from fedray.tuning.resources import placed
     from fedray.tuning.runner import Interrupted, run_trials
 
     asked = sweeps[0].spec.tune.max_concurrent_trials
-    limit = None if asked == "auto" else asked
-    engine_asked = load(sweeps[0].base).engine
-    device = device_of_trials([sweep.folder for sweep in sweeps], start.gpus(), started_here)
-    settings = engine_of_trials(engine_asked, sweeps[0].base, limit, device)
-    if settings.get("engine.actors_per_gpu", engine_asked.actors_per_gpu) == "auto":
-        settings["engine.actors_per_gpu"] = trials_per_gpu({**sweeps[0].base, **settings}, custom, view.say)
-    engine = load({**sweeps[0].base, **settings}).engine
-    bundles = bundles_of(engine)
-    concurrent, fewer = count_concurrent_trials(bundles, limit, started_here)
-    if fewer:
-        view.say(fewer)
+    runs = (folder for sweep in sweeps for folder in sorted(sweep.folder.glob("trials/*/*")))
+    where = placed(sweeps[0].base, runs, custom, start, None if asked == "auto" else asked, view.say)
     for sweep in sweeps:
-        sweep.engine = settings
+        sweep.engine = where.settings
         if not sweep.finished:
-            for line in (*sweep.notes, sweep.introduction(concurrent)):
+            for line in (*sweep.notes, sweep.introduction(where.concurrent)):
                 view.say(line)
-    changes = () if custom.transform is None else SeededTransform(custom.transform).code
-    from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values(), *custom.callbacks)
-    ship_user_code([thing for thing in from_user if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         for mirror in mirrors:
             mirror.on_failure(stopping)
         view.start(sweeps)
         try:
-            run_trials(source, bundles, concurrent, custom, engine.start_timeout, stopping)
+            run_trials(source, where.bundles, where.concurrent, custom, where.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

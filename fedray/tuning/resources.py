@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedray.config import EngineConfig, load
 from fedray.core.rounding import whole_units
 from fedray.engine.ray.cluster import RESOURCES, compared_with_cluster, in_words, resources
 from fedray.engine.ray.gpu_sharing import fitting
+from fedray.engine.ray.start import RayStart
 from fedray.engine.ray.stored import store
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
@@ -39,15 +41,52 @@ MOST_ON_A_GPU = 8
 """The most trials that share a GPU unless the user says how many. This is a guess: it has not been measured."""
 
 
-def device_of_trials(sweeps: Iterable[Path], gpus: float, is_this_machine: bool) -> Device:
+@dataclass(frozen=True)
+class Placed:
+    """How trials are placed on a cluster: what it adds to their ``settings``, the resources of each as ``bundles``, how
+    many run at the same time (``concurrent``), and for how many seconds the first may wait for its start."""
+
+    settings: Mapping[str, Any]
+    bundles: Bundles
+    concurrent: int
+    start_timeout: float
+
+
+def placed(
+    base: Mapping[str, Any],
+    runs: Iterable[Path],
+    custom: CustomObjects,
+    start: RayStart,
+    limit: int | None,
+    say: Callable[[str], None],
+) -> Placed:
+    """Decides how trials with the settings ``base`` are placed on the cluster to which ``start`` has connected.
+
+    ``runs`` are the folders of their runs, of which some may have begun. ``custom`` has the data set and the user's
+    objects, ``limit`` is how many trials may run at the same time (None: as many as fit), and ``say`` shows a line.
+    """
+    started_here = start.ready()
+    asked = load(base).engine
+    device = device_of_trials(runs, start.gpus(), started_here)
+    settings = engine_of_trials(asked, base, limit, device)
+    if settings.get("engine.actors_per_gpu", asked.actors_per_gpu) == "auto":
+        settings["engine.actors_per_gpu"] = trials_per_gpu({**base, **settings}, custom, say)
+    engine = load({**base, **settings}).engine
+    bundles = bundles_of(engine)
+    concurrent, fewer = count_concurrent_trials(bundles, limit, started_here)
+    if fewer:
+        say(fewer)
+    return Placed(settings, bundles, concurrent, engine.start_timeout)
+
+
+def device_of_trials(runs: Iterable[Path], gpus: float, is_this_machine: bool) -> Device:
     """Returns the device, ``cpu`` or ``cuda``, that ``engine.device=auto`` stands for in all trials that one command,
     or one call of :func:`fedray.tune`, runs.
 
-    ``sweeps`` are the folders of the sweeps (searches over hyper-parameters) to which these trials belong. If trials in
-    one of the folders have begun, the result is the device on which they run. Otherwise it depends on the cluster:
-    ``gpus`` is its number of GPUs, and ``is_this_machine`` says whether the cluster is this machine alone.
+    ``runs`` are the folders of the runs of these trials. If some have begun, the result is the device on which they
+    run. Otherwise it depends on the cluster: ``gpus`` is its number of GPUs, and ``is_this_machine`` says whether the
+    cluster is this machine alone.
     """
-    runs = (folder for sweep in sweeps for folder in sorted(sweep.glob("trials/*/*")))
     begun = next((device for folder in runs if (device := device_of(folder))), None)
     return begun or device_of_cluster(gpus, is_this_machine)
 

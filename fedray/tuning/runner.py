@@ -25,8 +25,10 @@ from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
+from fedray.core.transform import SeededTransform
 from fedray.engine.machines.leavings import SCRATCH
 from fedray.engine.process import user_import_path
+from fedray.engine.ray.engine import ship_user_code
 from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError
 from fedray.tuning.memory_monitor import survive_memory_monitor
@@ -263,6 +265,7 @@ def run_trials(
         Interrupted: ``stopping`` was set, and the trials have stopped.
         Exception: Whatever ``source`` raises.
     """
+    _ship(custom)
     with (
         _scratch() as scratch,
         _tune_settings(max_concurrent_trials),
@@ -292,6 +295,13 @@ def run_trials(
         ).fit()
         if stopper.error is not None:
             raise stopper.error
+
+
+def _ship(custom: CustomObjects) -> None:
+    """Makes Ray send the code of the user's objects to the processes of the trials."""
+    changes = () if custom.transform is None else SeededTransform(custom.transform).code
+    from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values(), *custom.callbacks)
+    ship_user_code([thing for thing in from_user if thing is not None])
 
 
 @contextlib.contextmanager

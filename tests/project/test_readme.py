@@ -32,6 +32,10 @@ def code_of(language: str) -> list[str]:
     return [code for text in TEXTS.values() for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
 
 
+PAGES = ("start.md", "stepping.md", "many_runs.md")
+"""The pages whose blocks of Python belong together: a test runs those of a page one after another."""
+
+
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
@@ -65,8 +69,15 @@ def run(folder: Path, *arguments: str, seconds: int = 240) -> str:
 
 
 def test_every_block_of_python_is_tried() -> None:
-    for code in code_of("python"):
+    together = [code for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXTS[f"docs/{page}"], re.DOTALL)]
+    for code in set(code_of("python")) - set(together):
         assert sum(text in code for text in TRIED) == 1, code
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_whose_blocks_belong_together(tmp_path: Path, page: str) -> None:
+    code = "\n".join(re.findall(r"```python\n(.*?)```", TEXTS[f"docs/{page}"], re.DOTALL))
+    assert run(tmp_path, "-c", code)
 
 
 def test_from_python(tmp_path: Path) -> None:

@@ -259,12 +259,12 @@ def test_trials_use_the_gpus_of_the_cluster(settings, auto, device, share, ray_c
 
 
 def test_a_sweep_stays_on_its_device(tmp_path):
-    assert device_of_trials([tmp_path], 2, False) == "cuda"
-    assert device_of_trials([tmp_path], 0, False) == "cpu"
+    assert device_of_trials([], 2, False) == "cuda"
+    assert device_of_trials([], 0, False) == "cpu"
     run = tmp_path / "trials" / "0000" / "seed-0"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("engine: {device: cpu}\n")
-    assert device_of_trials([tmp_path / "other", tmp_path], 2, False) == "cpu"
+    assert device_of_trials([tmp_path / "other", run], 2, False) == "cpu"
 
 
 def test_a_share_of_a_gpu_that_is_not_there(ray_cluster):

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.tune.search import Searcher
-from reproducing.published import Planned
-from reproducing.runs import PlannedRuns
 from small_sweeps import ends, opened, row
 
 from fedray.tuning.finals import Final, FinalRuns
+from fedray.tuning.planned import Planned, PlannedRuns, unfinished
+from fedray.tuning.planned_view import RunsView
 from fedray.tuning.runner import Interrupted, SourceSearcher, SourceStopper
 from fedray.tuning.sweep import NoView, Sweep
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
@@ -68,7 +68,10 @@ def planned_runs(folder: Path) -> Iterator[PlannedRuns]:
     done = folder / "a/seed-1"
     done.mkdir(parents=True)
     (done / "summary.json").write_text(json.dumps({"status": "completed"}))
-    yield PlannedRuns([Planned(f"a/seed-{seed}", {"run.seed": seed}) for seed in range(3)], folder, {}, str)
+    planned = unfinished([Planned(f"a/seed-{seed}", {"run.seed": seed}) for seed in range(3)], folder)
+    view = RunsView(tell=str)
+    view.began([run.folder for run in planned])
+    yield PlannedRuns(planned, folder, {}, view)
 
 
 SOURCES: dict[str, tuple[Callable, int]] = {

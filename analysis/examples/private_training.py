@@ -1,0 +1,62 @@
+"""Private training: what accuracy is left if no client's part may be recognised.
+
+python analysis/examples/private_training.py [FOLDER]
+
+Trains with epsilon 2 and 8, and without privacy. The sample is of 500 clients with 20 images each; the noise is that of
+rounds ten times as large, of a population ten times as large (`privacy.cohort`, `privacy.clients`), as research on
+private federated learning does it. Writes private_training.png into FOLDER (runs/examples).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+import fedray
+
+KEYS = {
+    "algorithm.name": "fedavg", "data.clients": 500, "data.partition.kind": "iid", "model.name": "mlp",
+    "train.cohort_size": 50, "train.local_epochs": 1, "train.batch_size": 10, "train.lr": 0.1,
+    "train.weighting": "uniform", "run.rounds": 40, "run.eval_every": 5,
+}  # fmt: skip
+PRIVACY: Mapping[str, Mapping[str, Any]] = {
+    "no privacy": {},
+    "epsilon 8": {"privacy.epsilon": 8, "privacy.delta": 1e-5, "privacy.cohort": 500, "privacy.clients": 5000},
+    "epsilon 2": {"privacy.epsilon": 2, "privacy.delta": 1e-5, "privacy.cohort": 500, "privacy.clients": 5000},
+}
+
+
+def main(folder: Path = Path("runs/examples"), **settings: Any) -> dict[str, pd.DataFrame]:
+    """Returns the rounds of each run."""
+    found = {}
+    for name, privacy in PRIVACY.items():
+        keys = {**KEYS, **privacy, "run.name": name.replace(" ", "-"), "run.output": str(folder), **settings}
+        found[name] = fedray.simulate(keys, verbose=True).metrics
+    picture(found).savefig(folder / "private_training.png", dpi=150)
+    return found
+
+
+def picture(found: Mapping[str, pd.DataFrame]) -> Figure:
+    """Returns a picture of the accuracies over rounds, and of epsilon as it grows."""
+    figure = Figure(figsize=(7.4, 3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (name, rows), colour in zip(found.items(), ("black", "#0072b2", "#d55e00"), strict=True):
+        tested = rows.dropna(subset=["test_accuracy"])
+        left.plot(tested["round"], 100 * tested["test_accuracy"], "o-", color=colour, label=name, markersize=4)
+        if "epsilon" in rows:
+            right.plot(rows["round"], rows["epsilon"], color=colour, label=name)
+    left.set(xlabel="rounds", ylabel="test accuracy, %")
+    right.set(xlabel="rounds", ylabel="epsilon so far")
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))

@@ -1,0 +1,108 @@
+"""Makes the site's pages of the repository's own Markdown files, so that nothing is written twice.
+
+Every file has the place in the site that it has in the repository, and so links between them work in both. What they
+link to, such as pictures and programs, is copied. A folder to which they link gets a page with its files. The pages
+below ``reference/`` are made of docstrings and of the descriptions of keys.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+
+LINK = re.compile(r"\]\(([^)\s]+?)(?:#[^)\s]*)?\)|<img[^>]* src=\"([^\"]+)\"")
+
+ELSEWHERE = ("http:", "https:", "mailto:")
+
+PYTHON = """# Python
+
+What `import fedray` offers.
+
+{entries}
+"""
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the repository's pages, and what they link to."""
+    texts = pages()
+    for name, text in texts.items():
+        files.append(File.generated(config, name, content=text))
+    for name in linked(texts):
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page, by its path in the site."""
+    found = {name: (ROOT / name).read_text(encoding="utf-8") for name in in_repository("*.md")}
+    for folder in {name for name in targets(found) if (ROOT / name).is_dir()}:
+        if f"{folder}/README.md" not in found:
+            found[f"{folder}/README.md"] = page_of(folder)
+    return {**found, "reference/python.md": python(), **dict(keys())}
+
+
+def linked(texts: dict[str, str]) -> list[str]:
+    """Returns the paths of all files to which pages link, other than pages."""
+    return sorted(name for name in targets(texts) if (ROOT / name).is_file() and name not in texts)
+
+
+def targets(texts: dict[str, str]) -> set[str]:
+    """Returns the paths, in the repository, of all that pages link to."""
+    found = set()
+    for page, text in texts.items():
+        for match in LINK.finditer(text):
+            link = match[1] or match[2]
+            if link and not link.startswith((*ELSEWHERE, "#")):
+                found.add(posixpath.normpath(posixpath.join(posixpath.dirname(page), link)))
+    return found
+
+
+def in_repository(*patterns: str) -> list[str]:
+    """Returns the paths of the files that are in the repository, or new and not ignored."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return sorted(name for name in listed.splitlines() if (ROOT / name).exists())
+
+
+def page_of(folder: str) -> str:
+    """Returns a page that lists the files of a folder."""
+    names = [name.removeprefix(f"{folder}/") for name in in_repository(f"{folder}/*")]
+    return "\n".join([f"# {folder}\n", *(f"* [{name}]({name})" for name in names if not name.startswith("."))]) + "\n"
+
+
+def python() -> str:
+    """Returns the page about what is imported from ``fedray``, of which mkdocstrings makes one of docstrings."""
+    import fedray
+
+    found = [getattr(fedray, name) for name in sorted(fedray.__all__, key=str.lower)]
+    return PYTHON.format(entries="\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found))
+
+
+def keys() -> Iterator[tuple[str, str]]:
+    """Yields the pages about the configuration's keys."""
+    from fedray.config import documented_keys
+    from fedray.tuning.settings import TuneConfig
+
+    yield "reference/keys.md", table("Keys of a run", documented_keys())
+    yield "reference/tune.md", table("Keys of a sweep", documented_keys(TuneConfig, "tune."))
+
+
+def table(title: str, documented: Iterable[tuple[str, Any, str, str]]) -> str:
+    """Returns a page with a table of keys for each section."""
+    lines, section = [f"# {title}\n"], ""
+    for key, default, takes, what in documented:
+        above = key.rpartition(".")[0]
+        if above != section:
+            section = above
+            lines += [f"\n## {section}\n", "| key | default | takes | what it is |", "| --- | --- | --- | --- |"]
+        shown = "" if default is None or callable(default) else f"`{default}`"
+        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in (f"`{key}`", shown, takes, what)) + " |")
+    return "\n".join(lines) + "\n"

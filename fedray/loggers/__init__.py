@@ -1,0 +1,17 @@
+"""Tools of others that show runs as they go on: MLflow, Weights & Biases and trackio (``run.loggers``).
+
+A logger has the methods of a callback (:class:`fedray.Callback`), but no run waits for it. It imports its tool when the
+run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedray.loggers.logger import Logger
+from fedray.loggers.mlflow import MLflow
+from fedray.loggers.trackio import Trackio
+from fedray.loggers.wandb import WeightsAndBiases
+
+LOGGERS: Mapping[str, type[Logger]] = {"mlflow": MLflow, "trackio": Trackio, "wandb": WeightsAndBiases}
+"""The loggers, by the names that ``run.loggers`` has for them."""

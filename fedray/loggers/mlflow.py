@@ -1,0 +1,72 @@
+"""Shows runs in MLflow."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from fedray.loggers.logger import Logger, name_of, numbers_of, settings_of
+
+if TYPE_CHECKING:
+    from fedray.engine.callbacks import Report, RunStart
+    from fedray.tracking.result import RunResult
+
+AT_ONCE = 100
+"""The number of parameters that MLflow takes in one call."""
+
+LONGEST = 500
+"""The number of characters that a parameter may have in MLflow."""
+
+STATUS = {"completed": "FINISHED", "diverged": "FAILED", "interrupted": "KILLED"}
+
+
+class MLflow(Logger):
+    """Shows a run in MLflow: its settings as parameters, its rounds as metrics.
+
+    Args:
+        uri: Where MLflow keeps runs, such as ``sqlite:///mlflow.db`` or the address of a server. The default is what
+            MLflow is set to, such as by ``MLFLOW_TRACKING_URI``.
+        experiment: The name of the experiment. The default is the run's group, or ``fedray``.
+    """
+
+    package, extra = "mlflow", "mlflow"
+
+    def __init__(self, uri: str | None = None, experiment: str | None = None) -> None:
+        self.uri, self.experiment = uri, experiment
+
+    def start(self, run: RunStart) -> None:
+        mlflow = self.library()
+        # a client has no state that other code of this process could change
+        self._client = mlflow.MlflowClient(self.uri)
+        self._id = self.known(run.folder) if run.round else None
+        if self._id is None:
+            self._id = self._begin(run)
+            self.remember(run.folder, self._id)
+        else:
+            self._client.set_terminated(self._id, "RUNNING")
+
+    def _begin(self, run: RunStart) -> str:
+        from mlflow.entities import Param
+
+        name = self.experiment or run.config.run.group or "fedray"
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        tags = {"fedray.folder": str(run.folder.absolute())}
+        created: str = self._client.create_run(experiment, run_name=name_of(run), tags=tags).info.run_id
+        found = iter(settings_of(run).items())
+        while some := list(islice(found, AT_ONCE)):
+            self._client.log_batch(created, params=[Param(key, str(value)[:LONGEST]) for key, value in some])
+        return created
+
+    def round(self, report: Report) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics: list[Any] = [Metric(name, x, now, report.round) for name, x in numbers_of(report.metrics).items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def end(self, result: RunResult) -> None:
+        self._client.set_tag(self._id, "fedray.status", result.status)
+        self._client.set_tag(self._id, "fedray.model_sha256", str(result.summary["model_sha256"]))
+        self._client.set_terminated(self._id, STATUS[result.status])

@@ -1,0 +1,45 @@
+"""Shows runs in Weights & Biases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedray.loggers.logger import Logger, name_of, numbers_of, settings_of
+
+if TYPE_CHECKING:
+    from fedray.engine.callbacks import Report, RunStart
+    from fedray.tracking.result import RunResult
+
+
+class WeightsAndBiases(Logger):
+    """Shows a run in Weights & Biases.
+
+    Args:
+        project: The name of the project.
+        options: Further arguments of ``wandb.init``, such as ``entity``, ``tags`` or ``mode: offline``.
+    """
+
+    package, extra = "wandb", "wandb"
+
+    def __init__(self, project: str = "fedray", **options: Any) -> None:
+        self.project, self.options = project, options
+        self._run: Any = None
+
+    def start(self, run: RunStart) -> None:
+        wandb = self.library()
+        if self._run is not None:
+            return
+        known = self.known(run.folder) if run.round else None
+        self._run = wandb.init(**{
+            "project": self.project, "name": name_of(run), "group": run.config.run.group, "id": known,
+            "resume": "allow", "config": settings_of(run), "dir": str(run.folder), "reinit": "create_new",
+            "settings": wandb.Settings(silent=True), **self.options,
+        })  # fmt: skip
+        self.remember(run.folder, self._run.id)
+
+    def round(self, report: Report) -> None:
+        self._run.log(numbers_of(report.metrics), step=report.round)
+
+    def end(self, result: RunResult) -> None:
+        self._run.summary.update({"status": result.status, "model_sha256": result.summary["model_sha256"]})
+        self._run.finish(exit_code=0 if result.status == "completed" else 1)

@@ -1,0 +1,188 @@
+"""Makes many runs whose settings are known in advance, side by side on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedray.config import load
+from fedray.engine.interrupting import interruptible
+from fedray.engine.ray.start import RayStart
+from fedray.errors import last_line
+from fedray.tuning.finals import is_finished
+from fedray.tuning.trial import Assignment, Message, Round, RunEnd
+from fedray.util.uris import below, is_uri
+
+if TYPE_CHECKING:
+    from fedray.experiment.custom import CustomObjects
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that is to be made: its folder below that of all runs, and its settings by dotted key."""
+
+    folder: str
+    settings: Mapping[str, Any]
+
+
+class Watcher(Protocol):
+    """Shows the user how runs go on."""
+
+    def say(self, line: str) -> None:
+        """Shows a line."""
+
+    def began(self, runs: Sequence[str]) -> None:
+        """Called before the runs of these names begin."""
+
+    def round(self, run: str, row: Mapping[str, Any]) -> None:
+        """Called now and then with the last row of metrics.csv of a run."""
+
+    def ended(self, run: str, how: str, row: Mapping[str, Any]) -> None:
+        """Called when a run has ended. ``how`` is ``completed``, ``diverged`` or ``failed: ...``."""
+
+    def stop(self) -> None:
+        """Called after the last run."""
+
+
+class PlannedRuns:
+    """A source (:class:`~fedray.tuning.trial_source.TrialSource`) of planned runs.
+
+    ``place`` is the folder of all runs, or its URI. ``engine`` is what the cluster adds to their settings. The
+    attribute ``failures`` maps the names of runs that failed to the errors.
+    """
+
+    def __init__(self, planned: Sequence[Planned], place: str | Path, engine: Mapping[str, Any], view: Watcher) -> None:
+        self.place, self.engine, self.view = place, engine, view
+        self.left = {run.folder: run for run in planned}
+        self.failures: dict[str, str] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.left
+
+    def next_trial(self) -> Assignment | None:
+        if not self.left:
+            return None
+        name = next(iter(self.left))
+        settings = {**self.left.pop(name).settings, **self.engine}
+        parent, _, own = name.rpartition("/")
+        output = str(self.place)
+        if parent:
+            output = below(output, parent) if is_uri(output) else str(Path(output) / parent)
+        settings |= {"run.output": output, "run.name": own}
+        settings = {"run.resume": "auto", "run.group": Path(str(self.place)).name, **settings}
+        return Assignment(name, [settings], "train_loss", "rounds", load(settings).rounds)
+
+    def report(self, key: str, message: Message) -> bool:
+        if isinstance(message, Round):
+            self.view.round(key, message.row)
+        elif isinstance(message, RunEnd):
+            self.view.ended(key, message.status, message.row)
+        elif message.error is not None:
+            self.trial_failed(key, message.error)
+        return False
+
+    def trial_lost(self, key: str, error: str) -> None:
+        self.view.say(f"{key}: {error}; it continues from its last checkpoint")
+
+    def trial_failed(self, key: str, error: str) -> None:
+        self.failures[key] = last_line(error)
+        self.view.ended(key, f"failed: {last_line(error)}", {})
+
+
+@dataclass(frozen=True)
+class Made:
+    """What :func:`make_runs` has done: the errors of the runs that failed, by name, and whether the user has stopped
+    it."""
+
+    failures: Mapping[str, str]
+    interrupted: bool
+
+
+def unfinished(planned: Sequence[Planned], folder: Path) -> list[Planned]:
+    """Returns those of the planned runs that have not ended in ``folder``."""
+    return [run for run in planned if not is_finished(folder / run.folder)]
+
+
+def make_runs(
+    planned: Sequence[Planned],
+    place: str | Path,
+    view: Watcher,
+    custom: Callable[[Mapping[str, Any]], CustomObjects] | None = None,
+    most: int | None = None,
+) -> Made:
+    """Makes the planned runs in ``place``, a folder or its URI. Runs on the same data are made side by side, as many as
+    fit on the cluster, and no more than ``most``. A run that was stopped goes on from its last checkpoint.
+
+    ``custom`` returns what the user has passed for runs with some settings, with the data; unless given, the data are
+    those that the settings name. Raises :class:`UserError` before the first run if the data of any run can't be read.
+    """
+    groups: dict[str, list[Planned]] = {}
+    for run in planned:
+        groups.setdefault(_data_of(run), []).append(run)
+    if not groups:
+        return Made({}, False)
+    custom = custom or named_data
+    if len(groups) > 1:
+        view.say("looking for the data of all runs ...")
+        for group in groups.values():
+            custom(group[0].settings)
+    failures: dict[str, str] = {}
+    first = load(planned[0].settings)
+    line = "stopping the runs after this round"
+    with RayStart(first.engine, view.say, at_once=True) as start, interruptible(view.say, line) as stopping:
+        start.ready()
+        view.began([run.folder for run in planned])
+        try:
+            for group in groups.values():
+                if _make(group, place, view, custom(group[0].settings), start, most, stopping, failures):
+                    return Made(failures, True)
+        finally:
+            view.stop()
+    return Made(failures, False)
+
+
+def named_data(settings: Mapping[str, Any]) -> CustomObjects:
+    """Returns the data that ``settings`` name, read once for several runs."""
+    from fedray.data.sources.source import source_of
+    from fedray.experiment.custom import CustomObjects
+
+    config = load(settings)
+    return CustomObjects(source_of(config.data, config.task), preloaded=True)
+
+
+def _data_of(run: Planned) -> str:
+    """Returns what runs have in common that share data which are read once, and the processes that make them."""
+    keys = sorted(key for key in run.settings if key.startswith(("data.", "task.", "engine.")) and key != "data.seed")
+    own = ("data.partition.", "data.clients", "data.samples_per_client", "data.public_", "data.augment")
+    return repr([(key, run.settings[key]) for key in keys if not key.startswith(own)])
+
+
+def _make(
+    group: Sequence[Planned],
+    place: str | Path,
+    view: Watcher,
+    custom: CustomObjects,
+    start: RayStart,
+    most: int | None,
+    stopping: Any,
+    failures: dict[str, str],
+) -> bool:
+    """Makes the runs of a group, and adds those that failed to ``failures``. Returns whether the user stopped them."""
+    from fedray.tuning.resources import placed
+    from fedray.tuning.runner import Interrupted, run_trials
+
+    folders = [] if is_uri(str(place)) else [Path(place) / run.folder for run in group]
+    where = placed(group[0].settings, folders, custom, start, most, view.say)
+    source = PlannedRuns(group, place, where.settings, view)
+    many = "s" if len(group) > 1 else ""
+    view.say(f"{load(group[0].settings).data.source}: {len(group)} run{many}, {where.concurrent} at once -> {place}")
+    try:
+        run_trials(source, where.bundles, where.concurrent, custom, where.start_timeout, stopping)
+    except Interrupted:
+        return True
+    finally:
+        failures |= source.failures
+    return False

@@ -1,0 +1,102 @@
+"""The tools of others show a run: its settings, rounds and end, once, through stops and restarts; offline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import run
+
+from fedray import UserError, simulate_many
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
+
+ROUNDS = 4
+
+
+def logged(folder: Path, *loggers: Any, **changes: Any) -> Any:
+    return run(folder, "fedprox", run__loggers=list(loggers), run__rounds=ROUNDS, **changes)
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """All three tools keep what they are shown below a folder, and ask nobody."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def mlflow_runs(uri: str, experiment: str) -> list[Any]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    return client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+
+
+def test_no_logger_changes_a_bit(tmp_path, places):
+    plain = run(tmp_path / "plain", "fedprox", run__rounds=ROUNDS)
+    assert_same(plain, logged(tmp_path / "logged", {"mlflow": places}, "wandb", "trackio"))
+
+
+def test_mlflow_shows_a_run_once_through_a_stop(tmp_path, places):
+    from mlflow import MlflowClient
+
+    entry = {"name": "mlflow", "uri": places}
+    run(tmp_path, "fedprox", run__rounds=ROUNDS, run__loggers=[entry], call={"callbacks": [lambda r: r.round == 2]})
+    (shown,) = mlflow_runs(places, "fedray")
+    assert shown.info.status == "KILLED"
+    result = logged(tmp_path, entry)
+    (shown,) = mlflow_runs(places, "fedray")
+    assert (shown.info.status, shown.info.run_name) == ("FINISHED", SETTINGS["run.name"])
+    assert shown.data.params["algorithm.name"] == "fedprox"
+    assert shown.data.params["train.lr"] == str(SETTINGS["train.lr"])
+    assert shown.data.tags["fedray.model_sha256"] == result.summary["model_sha256"]
+    history = MlflowClient(places).get_metric_history(shown.info.run_id, "train_loss")
+    assert [(point.step, point.value) for point in sorted(history, key=lambda point: point.step)] == list(
+        result.metrics[["round", "train_loss"]].itertuples(index=False, name=None)
+    )
+
+
+def test_trackio_has_the_rounds(tmp_path, places):
+    result = logged(tmp_path, {"name": "trackio", "project": "mine"})
+    from trackio import Api
+
+    (shown,) = Api().runs("mine")
+    found = {point["step"]: point["value"] for point in shown.history("train_loss")} if hasattr(shown, "history") else {}
+    assert found == dict(result.metrics[["round", "train_loss"]].itertuples(index=False, name=None))
+
+
+def test_wandb_has_a_folder_of_its_own_in_the_run_folder(tmp_path, places):
+    result = logged(tmp_path, {"name": "wandb", "project": "mine"})
+    (folder,) = (result.folder / "wandb").glob("offline-run-*")
+    assert list(folder.glob("*.wandb"))
+    assert json.loads((result.folder / "loggers.json").read_text())["wandb"] == folder.name.rpartition("-")[2]
+
+
+def test_many_runs_are_a_group(tmp_path, places, ray_cluster):
+    keys = {key: value for key, value in SETTINGS.items() if key not in ("run.name", "run.resume")}
+    keys |= {"run.output": str(tmp_path), "run.name": "together", "engine.cpus_per_actor": 0.5}
+    done = simulate_many(keys | {"run.loggers": [{"mlflow": places}]}, seeds=2, data=small_source())
+    assert done.failures == {}
+    assert sorted(shown.info.run_name for shown in mlflow_runs(places, "together")) == ["seed_0", "seed_1"]
+
+
+def test_a_logger_that_fails_does_not_end_the_run(tmp_path):
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "class Fails:\n    def round(self, report):\n        raise OSError('no route')\n"
+        "class FailsAtOnce:\n    def start(self, run):\n        raise OSError('no route')\n"
+    )
+    with pytest.warns(UserWarning, match=r"run.loggers: .*Fails failed in round: OSError: no route.* goes on without it"):
+        assert logged(tmp_path / "runs", f"{code}:Fails").status == "completed"
+    with pytest.raises(UserError, match="FailsAtOnce failed in start: OSError: no route"):
+        logged(tmp_path / "other", f"{code}:FailsAtOnce")
+
+
+def test_a_logger_that_is_not_there(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"run.loggers: there is no 'mlfow'.*mlflow"):
+        logged(tmp_path, "mlfow")
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(UserError, match=r"wandb needs the library wandb, as in pip install 'fedray\[wandb\]'"):
+        logged(tmp_path, "wandb")
