@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ class Simulation:
 
     The result is that of :func:`fedray.simulate` to the bit, unless you change something. At the end of the ``with``
     statement, or with :meth:`close`, the run is closed. If it has not had all its rounds, it is interrupted then, and
-    a simulation with the same settings goes on where it stopped. The run opens with the first step. Ctrl-C lets the
+    a simulation with the same settings goes on where it stopped. The run opens when it is first used. Ctrl-C lets the
     round in progress end, raises KeyboardInterrupt, and leaves the simulation as it is, so that you may go on.
 
     The arguments are those of :func:`fedray.simulate`, and ``keep_clients``: the numbers of clients, or true for all,
@@ -77,9 +78,10 @@ class Simulation:
         watching = Callbacks.of(settings.run, callbacks, self._say.say)
         stepper = Stepper(settings, custom, watching, self._say, stepped=True)
         self._stepper, self._report = stepper, None
-        self._paused = perf_counter()
+        self._model: Mapping[str, Tensor] | None = None
+        self._paused, self._turn = perf_counter(), object()
         # a simulation that nobody refers to any more is closed, so that its run folder is free
-        self._close = weakref.finalize(self, stepper.close)
+        self._close = weakref.finalize(self, _close, stepper)
 
     _report: Report | None
 
@@ -160,9 +162,17 @@ class Simulation:
     def model(self, name: str | None = None) -> nn.Module:
         """Returns a copy of the server's model as it is now, as a module in evaluation mode on the CPU; before the
         first round it is the initial one. ``name`` is that of a further model (:meth:`fedray.Report.model`)."""
+        from fedray.core.places import Places
+        from fedray.core.torch_state import neutral
         from fedray.engine.driver import copying
 
-        found: nn.Module = copying(self._experiment, self._asking())("model", name)
+        ask = self._asking()
+        if self._model is not None and name is None:
+            with neutral():
+                module = self._experiment.module()
+                Places(module).load(self._model)
+                return module.eval()
+        found: nn.Module = copying(self._experiment, ask)("model", name)
         return found
 
     def replace_model(self, model: nn.Module | Mapping[str, Tensor]) -> None:
@@ -173,15 +183,18 @@ class Simulation:
         Raises:
             UserError: The tensors are not those of the run's model, or not finite.
         """
+        from fedray.core.places import Places
         from fedray.core.torch_state import neutral
         from fedray.experiment.weights import load_tensors
 
         tensors = model if isinstance(model, Mapping) else model.state_dict()
-        ask = self._asking()
+        self._asking()
+        if self._stepper.round == self.rounds:
+            raise UserError("replace_model: the run has had all its rounds")
         with neutral():
             module = self._experiment.module()
             load_tensors(module, tensors, "model", None, "replace_model")
-            ask("replace_model", {name: each.detach().cpu() for name, each in module.state_dict().items()})
+            self._model = {name: each.detach().cpu().clone() for name, each in Places(module).tensors.items()}
 
     def save_checkpoint(self) -> int:
         """Writes a checkpoint of the run as it is now, which is not removed when there are later ones. Returns the
@@ -200,13 +213,17 @@ class Simulation:
         there = self._checkpoints()
         if round not in there:
             raise UserError(f"{self.folder} has no checkpoint of round {round}, but of {there or 'none'}")
+        if self.config.run.save_best:
+            raise UserError("load_checkpoint: the best model (run.save_best) may be of a round that would be gone")
         self._stepper.go_back(round)
-        self._report = None
+        self._report, self._model, self._turn = None, None, object()
 
     def close(self) -> RunResult | None:
         """Closes the run, and returns its result; None if it was never open. May be called more than once."""
-        self._close.detach()
-        return self._stepper.close()
+        if self._model is not None and self._stepper.ask is not None:
+            self._stepper.notice("the model that replace_model got was not used, as no round has followed")
+        self._close()
+        return self._stepper.result
 
     @property
     def _experiment(self) -> Experiment:
@@ -215,11 +232,14 @@ class Simulation:
         return self._stepper.experiment
 
     def _open(self) -> None:
-        if self._stepper.experiment is None:
-            with interruptible(self._say.say, STOPPING) as pressed:
-                self._stepper.open()
-            if pressed.is_set():
-                raise KeyboardInterrupt
+        if self._stepper.result is not None:
+            return
+        with interruptible(self._stepper.notice, STOPPING) as pressed:
+            self._stepper.open()
+        # Ray, which is imported by now, closes itself at the end of the program, after this
+        atexit.register(self._stepper.close)
+        if pressed.is_set():
+            raise KeyboardInterrupt
 
     def _asking(self) -> Callable[..., Any]:
         self._open()
@@ -231,14 +251,19 @@ class Simulation:
         from fedray.engine.driver import Order
 
         self._open()
+        if self._stepper.ask is None:
+            return None
         keep = self._keep if keep_clients is None else _clients(keep_clients, "keep_clients")
         given = None if cohort is None else self._checked(cohort)
         paused = perf_counter() - self._paused
+        order = Order(cohort=given, model=self._model, keep=keep, paused=paused)
+        self._turn = object()
         try:
-            with interruptible(self._say.say, STOPPING) as pressed:
-                found = self._stepper.step(Order(cohort=given, keep=keep, paused=paused))
+            with interruptible(self._stepper.notice, STOPPING) as pressed:
+                found = self._stepper.step(order)
         finally:
             self._paused = perf_counter()
+        self._model = None
         if found is not None:
             self._report = found = replace(found, look=self._look_at(found))
         if pressed.is_set():
@@ -247,11 +272,11 @@ class Simulation:
 
     def _look_at(self, report: Report) -> Callable[..., Any]:
         """Returns what a report fetches parts of its round with, as long as it is the last one."""
-        own = weakref.ref(self)
+        own, turn = weakref.ref(self), self._turn
 
         def look(what: str, *name: Any) -> Any:
             sim = own()
-            if sim is None or sim._stepper.ask is None or sim._stepper.round != report.round:
+            if sim is None or sim._stepper.ask is None or sim._turn is not turn:
                 raise UserError(f"the {what} of round {report.round} can be asked for only until the next step")
             assert report.look is not None
             return report.look(what, *name)
@@ -261,7 +286,8 @@ class Simulation:
     def _checked(self, cohort: Iterable[int]) -> tuple[int, ...]:
         experiment, config = self._experiment, self._experiment.config
         ids = _clients(cohort, "cohort")
-        assert not isinstance(ids, bool)
+        if isinstance(ids, bool):
+            raise UserError(f"cohort must be numbers of clients, not {cohort!r}")
         if absent := sorted(set(ids) - set(self.clients)):
             raise UserError(f"cohort: client {absent[0]} does not exist or has no samples (sim.clients has those that do)")
         if not ids:
@@ -279,6 +305,12 @@ class Simulation:
     def _checkpoints(self) -> list[int]:
         folder = self.folder / "checkpoints"
         return sorted(int(path.name.removeprefix("round-")) for path in folder.glob("round-" + "[0-9]" * 8))
+
+
+def _close(stepper: Stepper) -> None:
+    """Closes a simulation's run, and does no more for it at the end of the program."""
+    atexit.unregister(stepper.close)
+    stepper.close()
 
 
 def _clients(given: Iterable[int] | bool, name: str) -> tuple[int, ...] | bool:

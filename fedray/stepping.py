@@ -16,7 +16,7 @@ from fedray.config import Config, run_name
 from fedray.engine.callbacks import Callbacks, Report, RunStart
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
-from fedray.errors import RayNotStarted
+from fedray.errors import RayNotStarted, UserError, first_line
 from fedray.tracking.progress import Display, number_text
 from fedray.tracking.result import RunResult
 from fedray.util.loading import collector_paused
@@ -60,6 +60,7 @@ class Stepper:
         round: The number of the last round that was made.
         ask: ``ask(method, ...)`` calls a method of the run (:class:`~fedray.engine.run.Run`), wherever it is; None
             unless the run is open.
+        failure: The error that has ended the run, if any.
         result: The result of the run, read from its folder; None before the run is open.
         experiment: What the run does; None before the run is open.
     """
@@ -76,6 +77,7 @@ class Stepper:
         self.settings, self.custom, self.callbacks, self.display = settings, custom, callbacks, display
         self.stepped, self.tidy, self.stopping = stepped, tidy, threading.Event()
         self.round = 0
+        self.failure: BaseException | None = None
         self.ask: Callable[..., Any] | None = None
         self.result: RunResult | None = None
         self.experiment: Experiment | None = None
@@ -98,7 +100,7 @@ class Stepper:
         self.open()
         wanted = self.round + 1
         if order is not None:
-            self._orders[wanted] = order
+            self._orders[wanted] = replace(order, paused=0.0)
         event = self._next(order)
         while event is not None and not (isinstance(event, Report) and event.round >= wanted):
             event = self._next(self._orders.get(event.round + 1))
@@ -108,6 +110,8 @@ class Stepper:
         """Goes back to the checkpoint of round ``number``."""
         from fedray.engine.driver import Order
 
+        if self.stopping.is_set():
+            raise UserError("the run is ending, because a callback wants it")
         self._orders = {known: order for known, order in self._orders.items() if known <= number}
         self._next(Order(back_to=number))
 
@@ -120,15 +124,21 @@ class Stepper:
                 pass
         return self.result
 
+    def notice(self, line: str) -> None:
+        """Shows a line that the user must see even if nothing else is shown."""
+        self.display.say(f"{WARNING}{line}" if self.display.quiet else line)
+
     def _next(self, order: Order | None) -> Event | None:
         """Goes on to the next event of the run, which is None at its end."""
+        if self.failure is not None:
+            raise UserError(f"the run has failed: {first_line(self.failure) or type(self.failure).__name__}")
         try:
             event = self._events.send(order if self.ask is not None else None)
         except StopIteration:
             self.ask = None
             return None
-        except BaseException:
-            self.ask = None
+        except BaseException as error:
+            self.ask, self.failure = None, error
             raise
         self.round = event.round
         if not isinstance(event, Report):
@@ -164,13 +174,15 @@ class Stepper:
                 return
             from fedray.engine.driver import Driver
 
-            caught = nullcontext() if self.stepped else interruptible(display.say, STOPPING, self.stopping)
-            with caught:
+            with nullcontext() if self.stepped else interruptible(self.notice, STOPPING, self.stopping):
                 if mirror is not None:
                     mirror.on_failure(self.stopping)
                 driver = Driver(display.say, self.stepped or callbacks.watch_rounds, self.stopping)
                 try:
                     yield from self._seen(engine, driver)
+                except BaseException:
+                    callbacks.failed()
+                    raise
                 finally:
                     display.stop()
             assert self.result is not None
@@ -182,8 +194,8 @@ class Stepper:
 
         folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
         self.experiment, self.sizes = experiment, engine.data.sizes()
-        self.result = RunResult(folder.path, experiment.module)
         found = folder.look(experiment.stepped)
+        self.result = RunResult(folder.path, experiment.module)
         if found.status != "finished" and experiment.config.engine.kind == "ray":
             start.ready()
         for line in experiment.notes:
@@ -200,17 +212,22 @@ class Stepper:
 
     def _seen(self, engine: LocalEngine | RayEngine, driver: Driver) -> Events:
         """Yields the events of a run on ``engine`` after the display and the callbacks have seen them."""
-        events, order = engine.run(driver), None
+        events = engine.run(driver)
+        go_on: Callable[[], Event] = partial(events.send, None)
         with nullcontext() if self.stepped else engine.computing():
             while True:
                 with engine.computing() if self.stepped else nullcontext():
                     try:
-                        event = events.send(order)
+                        event = go_on()
                     except StopIteration:
                         return
-                with nullcontext() if self.stepped else engine.user_code():
-                    self._show(event)
-                order = yield event
+                try:
+                    with nullcontext() if self.stepped else engine.user_code():
+                        self._show(event)
+                    go_on = partial(events.send, (yield event))
+                except BaseException as error:
+                    # the engine must know what ends its run, and may go on after the death of a process
+                    go_on = partial(events.throw, error)
 
     def _show(self, event: Event) -> None:
         experiment, result = self.experiment, self.result

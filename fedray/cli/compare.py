@@ -53,6 +53,8 @@ def add_parser(commands: Any) -> None:
     )
     output = "folder of the files; unless given ./comparison, or ./comparison-2 if that is another comparison's"
     parser.add_argument("--output", metavar="DIR", type=Path, help=output)
+    style = "paper: curves.pdf and other pictures as wide as a column, with small text, dashes and a legend below"
+    parser.add_argument("--style", choices=["page", "paper"], default="page", help=style)
     parser.set_defaults(function=_compare)
 
 
@@ -77,6 +79,6 @@ def _compare(options: argparse.Namespace) -> int:
         print(line)
     if len(found.groups) > MANY:
         print(f"drawing the pictures of {len(found.groups)} groups in {len(found.environments)} tables ...", flush=True)
-    names = [path.name for path in write(found, folder)]
+    names = [path.name for path in write(found, folder, options.style)]
     print(f"wrote {', '.join(names)} into {folder}")
     return 0

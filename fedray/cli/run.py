@@ -113,7 +113,12 @@ def _compared(done: ManyRuns, display: Display) -> bool:
     """Writes the comparison of runs, and shows its table. Returns whether one of them diverged."""
     from fedray.results.comparison_files import lines, output_of, write
 
-    found = done.compare()
+    try:
+        found = done.compare()
+    except UserError as error:
+        # such as runs that were not evaluated; that they were made is what was asked for
+        print(f"fedray: no comparison: {error}", file=sys.stderr)
+        return False
     here = Path("comparison") if is_uri(done.place) else Path(done.place) / "comparison"
     folder = output_of(found).folder_for(here)
     for line in lines(found):

@@ -105,7 +105,7 @@ class RunConfig(Section):
     )
     loggers: list[Entry] = Field(
         [],
-        description="tools that show the run: mlflow, wandb, trackio, or your own as in run.callbacks; no round waits",
+        description="tools that show the run: mlflow, wandb, trackio, or your own as in run.callbacks",
     )
     group: str | None = Field(None, description="what loggers show runs under that belong together; sweeps set it")
     log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fedray.config import Config
 from fedray.errors import UserError
 from fedray.loggers import LOGGERS
-from fedray.usercode.extensions import Entry, make
+from fedray.usercode.extensions import Entry, check_entry, make
 from fedray.usercode.importing import as_user_error, error_line
 from fedray.warning import WARNING
 
@@ -187,10 +187,13 @@ class Callbacks:
         """Calls the method ``start`` of all callbacks and loggers that have one, with ``run``, before the rounds
         begin."""
         self._call("start", run)
-        if self._loggers is None:
-            self._loggers = [
-                (f"run.loggers: {_name(entry)}", make(entry, "run.loggers", LOGGERS)) for entry in self._named_loggers
-            ]
+        if self._loggers is not None:
+            return self._log("start", run)
+        key = "run.loggers"
+        self._loggers = [
+            (f"{key}: {check_entry(entry, key, LOGGERS)}", make(entry, key, LOGGERS)) for entry in self._named_loggers
+        ]
+        # what is wrong with a logger is better known before the first round
         for where, each in self._loggers:
             if method := _method(each, "start"):
                 _called(where, "start", method, run)
@@ -214,12 +217,16 @@ class Callbacks:
         self._call("end", result)
         self._log("end", result)
 
-    def _log(self, name: str, argument: Any) -> None:
+    def failed(self) -> None:
+        """Tells the loggers that an error has ended the run."""
+        self._log("failed")
+
+    def _log(self, name: str, *argument: Any) -> None:
         """Calls the method ``name`` of the loggers. One that fails is not called any more."""
         for where, each in list(self._loggers or ()):
             try:
                 if method := _method(each, name):
-                    _called(where, name, method, argument)
+                    _called(where, name, method, *argument)
             except UserError as error:
                 assert self._loggers is not None
                 self._loggers.remove((where, each))
@@ -246,12 +253,12 @@ class Callbacks:
         ]
 
 
-def _called(where: str | None, name: str, method: Callable[[Any], Any], argument: Any) -> bool:
+def _called(where: str | None, name: str, method: Callable[..., Any], *argument: Any) -> bool:
     if where is not None:
         with as_user_error(f"{where} failed in {name}"):
-            return bool(method(argument))
+            return bool(method(*argument))
     with _noted(method, name):
-        return bool(method(argument))
+        return bool(method(*argument))
 
 
 @contextlib.contextmanager
@@ -266,12 +273,12 @@ def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
         raise
 
 
-def _method(callback: Any, name: str) -> Callable[[Any], Any] | None:
-    """Returns the method ``name`` ("start", "round" or "end") of a callback, or None if it has no such method. A
+def _method(callback: Any, name: str) -> Callable[..., Any] | None:
+    """Returns the method ``name`` ("start", "round" or "end", of a logger also "failed") of a callback, or None if it has no such method. A
     function counts as its own method ``round``."""
     found = getattr(callback, name, None)
     if callable(found) and getattr(type(callback), name, None) is not getattr(Callback, name):
-        method: Callable[[Any], Any] = found
+        method: Callable[..., Any] = found
         return method
     has_methods = any(callable(getattr(callback, each, None)) for each in ("start", "round", "end"))
     return callback if name == "round" and callable(callback) and not has_methods else None

@@ -103,7 +103,7 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     sent = [Sent(queue.pool.publish(broadcast.shared), broadcast.scalars)]
     cutter = TaskCutter(queue.pool, experiment.training, experiment.chunk, state.layout.row_width, experiment.lanes)
     cut = cutter.cut(everybody.server.cohort)
-    tasks = [replace(task_of(part, sent, everybody, experiment), keeps=False) for part in cut]
+    tasks = [replace(task_of(part, sent, everybody, experiment), keeps=False, models_of=()) for part in cut]
     sums = CohortSums(algorithm, phase, len(ids), state.layout, state.device)
     for task, found in queue.run(tasks):
         sums.add(task, found)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from torch import Tensor
 
 from fedray.core.places import Places
 from fedray.core.torch_state import neutral
@@ -22,13 +24,15 @@ from fedray.experiment.experiment import Experiment
 class Order:
     """What the driver wants of the next round.
 
-    ``cohort`` are the clients that take part, sorted ids, and None for those that ``train.sampling`` draws. ``keep``
+    ``cohort`` are the clients that take part, sorted ids, and None for those that ``train.sampling`` draws. ``model``
+    has the tensors, by name, of a model that takes the place of the server's x before the round, or is None. ``keep``
     are the clients whose trained models the report of the round will have, or True for the whole cohort. With ``stop``
     there is no next round: the run ends. With ``back_to`` the run goes back to its checkpoint of that round instead.
     ``paused`` is for how many seconds the run has waited for this order, which do not count as time of the run.
     """
 
     cohort: tuple[int, ...] | None = None
+    model: Mapping[str, Tensor] | None = None
     keep: tuple[int, ...] | bool = False
     stop: bool = False
     back_to: int | None = None

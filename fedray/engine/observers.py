@@ -149,13 +149,16 @@ class Checkpoints(Observer):
             with self.profile.measure("checkpoint"):
                 self.save()
 
-    def save(self, pin: bool = False, anew: bool = False) -> None:
-        """Writes a checkpoint of the last round, unless there already is one and it need not be written ``anew``.
-        Before that, the rows of metrics.csv and of the other records so far are flushed to disk. With ``pin`` it stays
-        when further ones are written."""
+    def save(self, pin: bool = False) -> None:
+        """Writes a checkpoint of the last round, unless there already is one. Before that, the rows of metrics.csv and
+        of the other records so far are flushed to disk. With ``pin`` it stays when further ones are written."""
         state, number = self.state, self.state.server.round
-        if self.saved_round == number and not (pin or anew):
-            return
+        if self.saved_round != number:
+            self._write(state, number)
+        if pin:
+            checkpoints.pin(self.recorder.folder.checkpoints, number)
+
+    def _write(self, state: RunState, number: int) -> None:
         self.recorder.sync()
         earlier = {seen: f"model-{seen}" for seen in state.earlier.handles}
         handles = {file.name: file for file in state.clients.values()}
@@ -171,7 +174,6 @@ class Checkpoints(Observer):
                 past=earlier,
                 store=lambda name, path: self.pool.store(handles[name], path),
                 keep=self.experiment.config.run.keep_checkpoints,
-                pin=pin,
             )
         self.saved_round, self.saved_at = number, time.monotonic()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import dump
 from fedray.tracking.failure import write_failure
-from fedray.tracking.folder import FoundRun, RunFolder, check_numbers
+from fedray.tracking.folder import LOCAL, FoundRun, RunFolder, check_numbers
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY
 from fedray.warning import WARNING
@@ -106,6 +107,9 @@ def back_to(experiment: Experiment, number: int) -> Experiment:
     experiment = experiment.with_run_settings(resume="auto")
     folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
     checkpoints.discard(folder.checkpoints, number)
+    for path in (folder.path / LOCAL).glob("round-*"):
+        if int(path.name.removeprefix("round-")) > number:
+            shutil.rmtree(path)
     return experiment
 
 

@@ -57,7 +57,7 @@ class PhaseRunner:
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.data, self.algorithm = clients, clients.data, clients.algorithm
-        self._kept: dict[tuple[int, int, int, int], dict[str, Vector]] = {}
+        self._kept: dict[tuple[int, int, int, int, int], dict[str, Vector]] = {}
         # numbers are read after all stacks are launched, because reading one waits for the GPU
         self._later: deque[Callable[[], None]] = deque()
         self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
@@ -73,7 +73,7 @@ class PhaseRunner:
         While some clients train, the states of the clients that follow are read from files. ``following`` is the next
         task, if it is known, so that the states of its first clients can be read at the end of ``task``.
         """
-        self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
+        self._kept = {key: value for key, value in self._kept.items() if key[:2] == (task.attempt, task.round)}
         self._later.clear()
         leaves: dict[str, LeafSum | LeafRows] = {}
         merged = PhaseResult({}, {}, {})
@@ -209,10 +209,10 @@ class PhaseRunner:
         """Runs one phase for one stack, and returns what the algorithm returned and the stack's :class:`ClientPhase`.
         If the values that the previous phase kept are missing, that phase is run first."""
         name = self._name(phase)
-        key = (task.round, position, rows.stop - rows.start, phase)
+        key = (task.attempt, task.round, position, rows.stop - rows.start, phase)
         kept: dict[str, Vector] = {}
         if phase > 0:
-            before = (*key[:3], phase - 1)
+            before = (*key[:4], phase - 1)
             if before not in self._kept:
                 self._phase(task, phase - 1, position, rows)
             kept = self._kept[before]

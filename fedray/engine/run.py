@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -114,16 +114,21 @@ class Run:
         self._began += order.paused
         if order.stop:
             self.stopping.set()
-        if order.cohort is not None:
-            self._by_hand(self.state.server.round + 1, "cohort")
 
-    def _by_hand(self, number: int, what: str) -> None:
-        """Notes that the user has changed ``what`` of round ``number``, which the configuration does not say."""
-        known = self.state.by_hand.setdefault(number, [])
-        if what not in known:
-            known.append(what)
+    def _change_by_hand(self, number: int) -> None:
+        """Makes the changes of round ``number`` that the driver wants, and notes them, as the configuration does not
+        say them."""
+        order = self.state.order
+        if order.model is not None:
+            module = self.experiment.build_model()
+            Places(module).load(order.model)
+            layout = self.worker.clients.network.layout
+            self.state.server.vectors["x"] = layout.model(layout.pack(module).row.to(self.state.device))
+        changed = [name for name in ("model", "cohort") if getattr(order, name) is not None]
+        if changed:
+            self.state.by_hand[number] = changed
             self.recorder.by_hand(self.state.by_hand)
-            self.recorder.note(f"round {number}: the {what} is given by hand")
+            self.recorder.note(f"round {number}: {' and '.join(changed)} given by hand")
 
     def wall_seconds(self) -> float:
         """Returns the seconds that the run has taken so far, including the time before it was resumed."""
@@ -162,6 +167,7 @@ class Run:
         self._finish(status)
 
     def _round(self, number: int) -> RoundResult:
+        self._change_by_hand(number)
         if self.asynchronous is not None:
             return self.asynchronous.run(number, self.cutter, self.queue)
         return run_round(number, self.state, self.experiment, self.cutter, self.queue, self.virtual_time)
@@ -271,19 +277,8 @@ class Run:
         named = self.worker.clients.network.saved(model)
         return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
-    def replace_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts another model in the place of the server's x, between two rounds. ``tensors`` has its tensors by name,
-        on the CPU. A checkpoint is written if the run has some, as the rounds before do not lead to this model."""
-        module = self.experiment.build_model()
-        Places(module).load(tensors)
-        layout = self.worker.clients.network.layout
-        self.state.server.vectors["x"] = layout.model(layout.pack(module).row.to(self.state.device))
-        self._by_hand(self.state.server.round + 1, "model")
-        if self.experiment.config.run.checkpoint_every:
-            self.checkpoints.save(anew=True)
-
     def save(self) -> None:
-        """Writes a checkpoint of the last round, which stays until the run ends."""
+        """Writes a checkpoint of the last round, which stays when there are later ones."""
         self.checkpoints.save(pin=True)
 
     def _tell(self, line: str) -> None:

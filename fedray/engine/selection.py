@@ -123,7 +123,8 @@ class Selection:
         broadcast = Algorithm.broadcast(self.experiment.algorithm, server, "candidates")
         sent = [Sent(self.queue.pool.publish(broadcast.shared), broadcast.scalars)]
         parts = self.cutter.cut(server.cohort)
-        tasks = [replace(task_of(part, sent, self.state, self.experiment), phase=CANDIDATES) for part in parts]
+        tasks = [task_of(part, sent, self.state, self.experiment) for part in parts]
+        tasks = [replace(task, phase=CANDIDATES, models_of=()) for task in tasks]
         found: dict[str, dict[int, float]] = {}
         for task, result in self.queue.run(tasks, sticky=False):
             for name, values in result.scalars.items():

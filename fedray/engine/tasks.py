@@ -47,6 +47,7 @@ class PhaseTask:
             Empty if clients keep no states.
         received: For each client the handle of the model that it received when it last took part, or None. Empty if the
             algorithm does not need these models.
+        attempt: How often the run had gone back to a checkpoint before, which tells apart values of the same round.
         models_of: Those of the clients whose models after local training are wanted.
         keeps: Whether the worker keeps the values that the phase returns for later phases of the round
             (``Result.kept``).
@@ -67,6 +68,7 @@ class PhaseTask:
     scalars: Sequence[Mapping[str, Sequence[float]]]
     states: Sequence[Handle | None] = ()
     received: Sequence[Handle | None] = ()
+    attempt: int = 0
     models_of: Sequence[int] = ()
     keeps: bool = True
     region: int = 0

@@ -41,6 +41,10 @@ class Logger:
         """Called when the run has ended."""
         raise NotImplementedError
 
+    def failed(self) -> None:
+        """Called if an error has ended the run, in place of :meth:`end`."""
+        raise NotImplementedError
+
     def library(self) -> Any:
         """Imports the library of this logger."""
         try:

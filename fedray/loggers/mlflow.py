@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -34,12 +35,13 @@ class MLflow(Logger):
 
     def __init__(self, uri: str | None = None, experiment: str | None = None) -> None:
         self.uri, self.experiment = uri, experiment
+        self._id: str | None = None
 
     def start(self, run: RunStart) -> None:
         mlflow = self.library()
         # a client has no state that other code of this process could change
         self._client = mlflow.MlflowClient(self.uri)
-        self._id = self.known(run.folder) if run.round else None
+        self._id = self._id or self.known(run.folder)
         if self._id is None:
             self._id = self._begin(run)
             self.remember(run.folder, self._id)
@@ -50,14 +52,23 @@ class MLflow(Logger):
         from mlflow.entities import Param
 
         name = self.experiment or run.config.run.group or "fedray"
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        experiment = self._experiment_of(name)
         tags = {"fedray.folder": str(run.folder.absolute())}
         created: str = self._client.create_run(experiment, run_name=name_of(run), tags=tags).info.run_id
         found = iter(settings_of(run).items())
         while some := list(islice(found, AT_ONCE)):
             self._client.log_batch(created, params=[Param(key, str(value)[:LONGEST]) for key, value in some])
         return created
+
+    def _experiment_of(self, name: str) -> str:
+        known = self._client.get_experiment_by_name(name)
+        if known is None:
+            # another run may make it at this moment
+            with contextlib.suppress(self.library().exceptions.MlflowException):
+                self._client.create_experiment(name)
+            known = self._client.get_experiment_by_name(name)
+        found: str = known.experiment_id
+        return found
 
     def round(self, report: Report) -> None:
         from mlflow.entities import Metric
@@ -70,3 +81,7 @@ class MLflow(Logger):
         self._client.set_tag(self._id, "fedray.status", result.status)
         self._client.set_tag(self._id, "fedray.model_sha256", str(result.summary["model_sha256"]))
         self._client.set_terminated(self._id, STATUS[result.status])
+
+    def failed(self) -> None:
+        if self._id is not None:
+            self._client.set_terminated(self._id, "FAILED")

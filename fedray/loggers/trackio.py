@@ -30,7 +30,7 @@ class Trackio(Logger):
         if self._run is not None:
             return
         # trackio finds a run again by its name
-        known = self.known(run.folder) if run.round else None
+        known = self.known(run.folder)
         name = known or name_of(run)
         self._run = trackio.init(**{
             "project": self.project, "name": name, "group": run.config.run.group, "config": settings_of(run),
@@ -43,3 +43,7 @@ class Trackio(Logger):
 
     def end(self, result: RunResult) -> None:
         self._run.finish()
+
+    def failed(self) -> None:
+        if self._run is not None:
+            self._run.finish()

@@ -29,17 +29,23 @@ class WeightsAndBiases(Logger):
         wandb = self.library()
         if self._run is not None:
             return
-        known = self.known(run.folder) if run.round else None
+        known = self.known(run.folder)
         self._run = wandb.init(**{
             "project": self.project, "name": name_of(run), "group": run.config.run.group, "id": known,
             "resume": "allow", "config": settings_of(run), "dir": str(run.folder), "reinit": "create_new",
             "settings": wandb.Settings(silent=True), **self.options,
         })  # fmt: skip
+        # wandb's own steps can only grow, and rounds may be made again
+        self._run.define_metric("*", step_metric="round")
         self.remember(run.folder, self._run.id)
 
     def round(self, report: Report) -> None:
-        self._run.log(numbers_of(report.metrics), step=report.round)
+        self._run.log({"round": report.round, **numbers_of(report.metrics)})
 
     def end(self, result: RunResult) -> None:
         self._run.summary.update({"status": result.status, "model_sha256": result.summary["model_sha256"]})
         self._run.finish(exit_code=0 if result.status == "completed" else 1)
+
+    def failed(self) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)

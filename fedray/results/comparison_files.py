@@ -14,8 +14,8 @@ from fedray.results.html_page import Page, Picture, Section
 from fedray.results.number_pictures import number_figures
 from fedray.results.output_folder import Output
 from fedray.results.panel import BAND
-from fedray.results.pictures import curves_figure, environment_figures
-from fedray.results.style import save
+from fedray.results.pictures import curves_figure, environment_figures, figures_of
+from fedray.results.style import save, styled
 from fedray.results.tables import Table, latex, markdown, plain_markdown, tables_of
 from fedray.util.files import write_whole
 
@@ -53,11 +53,12 @@ def output_of(comparison: ComparisonTables) -> Output:
     return Output("comparison", MARK, {"asked": comparison.asked})
 
 
-def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
+def write(comparison: ComparisonTables, folder: Path, style: str = "page") -> list[Path]:
     """Writes a comparison into ``folder``, and returns the paths of the files.
 
     They are the tables (comparison.csv, .md and .tex, targets.csv), curves.png and .svg, the page report.html, and
-    comparison.json, which records what was compared. Raises :class:`UserError` if the folder can't be written to, or
+    comparison.json, which records what was compared. ``style`` is the style of the curves; with "paper" there are also
+    curves.pdf and, for each further picture, figure-1.pdf and so on. Raises :class:`UserError` if the folder can't be written to, or
     holds something else than this comparison.
     """
     output_of(comparison).check(folder)
@@ -84,7 +85,11 @@ def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_whole(folder / name, text)
-        pictures = save(curves_figure(comparison), folder, "curves")
+        with styled(style):
+            pictures = save(curves_figure(comparison), folder, "curves")
+            if style == "paper":
+                for number, (_, figure) in enumerate(figures_of(comparison), 1):
+                    pictures += save(figure, folder, f"figure-{number}")
         page = folder / "report.html"
         write_whole(page, page_of(comparison).html())
     except OSError as error:

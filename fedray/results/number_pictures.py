@@ -11,7 +11,17 @@ from matplotlib.figure import Figure
 
 from fedray.results.comparison import ComparisonTables
 from fedray.results.grouping import name_of_values
-from fedray.results.style import BESIDE, MOST_LINES, clean_frame, escaped, figure_of, lines_for, width_of
+from fedray.results.style import (
+    BELOW,
+    BESIDE,
+    MOST_LINES,
+    clean_frame,
+    escaped,
+    figure_of,
+    lines_for,
+    style,
+    width_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,5 +108,5 @@ def _draw(key: str, lines: Mapping[str, pd.DataFrame], ylabel: str) -> Figure:
     axes.set(xlabel=key, ylabel=ylabel)
     clean_frame(axes)
     if len(lines) > 1:
-        axes.legend(**BESIDE)
+        axes.legend(**(BESIDE if style().beside else BELOW))
     return figure

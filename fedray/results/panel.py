@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from fedray.results.style import BESIDE, MOST_LINES, Line, escaped, figure_of, label_axes, width_of
+from fedray.results.style import BELOW, BESIDE, MOST_LINES, Line, escaped, figure_of, label_axes, style, width_of
 
 T = TypeVar("T")
 
@@ -128,12 +127,7 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
 
 
 def legend(axes: Axes) -> None:
-    """Puts a legend beside ``axes``. The line whose last point is highest comes first in the legend, so that the names
-    are in the same order as the right ends of the lines."""
-
-    def end(line: Line2D) -> float:
-        values = np.asarray(line.get_ydata(), np.float64)
-        return -float(values[-1]) if len(values) and np.isfinite(values[-1]) else np.inf
-
+    """Puts a legend beside or below ``axes``, with the lines in the order in which they were drawn, which is the same in
+    all pictures of a comparison."""
     if axes.lines:
-        axes.legend(handles=sorted(axes.lines, key=end), **BESIDE)
+        axes.legend(**(BESIDE if style().beside else BELOW))

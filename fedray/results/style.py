@@ -3,8 +3,10 @@ print."""
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,64 @@ MOST_LINES = len(COLOURS)
 PANEL = (5.6, 3.6)
 """The width and height of a panel, in inches."""
 
+BELOW: dict[str, Any] = {
+    "loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "frameon": False, "borderaxespad": 0, "ncols": 2,
+    "handlelength": 2.6, "columnspacing": 1.0,
+}  # fmt: skip
+"""Matplotlib's options for a legend below its panel, where a column has no room beside it."""
+
 BESIDE: dict[str, Any] = {
     "loc": "upper left", "bbox_to_anchor": (1.01, 1), "frameon": False, "fontsize": 9, "borderaxespad": 0,
 }  # fmt: skip
 """Matplotlib's options for a legend beside its panel, where it hides nothing."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How all pictures look: the width and height of a ``panel`` in inches, the size of its ``text`` in points, whether
+    the legend is ``beside`` it or below, whether lines have different ``dashes`` as well as colours, and the ``formats``
+    of the files."""
+
+    panel: tuple[float, float]
+    text: float
+    beside: bool
+    dashes: bool
+    formats: tuple[str, ...]
+
+
+STYLES = {
+    "page": Style(PANEL, 9, True, False, ("png", "svg")),
+    # a column of a paper of two columns is 3.3 inches wide, and its captions have 8 or 9 points
+    "paper": Style((3.3, 2.2), 8, False, True, ("png", "svg", "pdf")),
+}
+"""The styles of pictures by name (``fedray compare --style``)."""
+
+DASHES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (6, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+"""Patterns of lines that can be told apart in print without colours."""
+
+_style: ContextVar[Style] = ContextVar("style", default=STYLES["page"])
+
+
+def style() -> Style:
+    """Returns the style in which pictures are drawn now."""
+    return _style.get()
+
+
+@contextlib.contextmanager
+def styled(name: str) -> Iterator[None]:
+    """A context in which pictures are drawn in the style ``name``."""
+    before, text = _style.set(STYLES[name]), STYLES[name].text
+    sizes = {} if name == "page" else {
+        "font.size": text, "axes.labelsize": text, "axes.titlesize": text, "xtick.labelsize": text - 1,
+        "ytick.labelsize": text - 1, "legend.fontsize": text - 1, "lines.linewidth": 1.2,
+        # type 3 fonts are refused by some publishers
+        "pdf.fonttype": 42,
+    }  # fmt: skip
+    try:
+        with matplotlib.rc_context(sizes):
+            yield
+    finally:
+        _style.reset(before)
 
 
 @dataclass(frozen=True)
@@ -52,9 +108,10 @@ class Line:
         another one can be seen by its markers.
         """
         every = max(1, points // 8, min(self.lines, points))
+        dashes = DASHES[self.place % len(DASHES)] if style().dashes else "-"
         return {
-            "color": self.colour, "marker": self.marker, "markevery": (self.place * every // self.lines, every),
-            "markersize": 4.5, "linewidth": 1.5, "markeredgecolor": "white", "markeredgewidth": 0.5,
+            "color": self.colour, "linestyle": dashes, "marker": self.marker, "markevery": (self.place * every // self.lines, every),
+            "markersize": 4.5 * style().text / 9, "linewidth": 1.5 * style().text / 9, "markeredgecolor": "white", "markeredgewidth": 0.5,
         }  # fmt: skip
 
 
@@ -70,14 +127,17 @@ def lines_for(labels: Sequence[str]) -> dict[str, Line]:
 
 
 def figure_of(
-    panels: int, columns: int = 2, legend_width: float = 0, panel: tuple[float, float] = PANEL
+    panels: int, columns: int = 2, legend_width: float = 0, panel: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
     """Returns an empty Matplotlib figure and the axes of its ``panels`` panels, in rows of at most ``columns``.
 
-    ``panel`` is the width and height of each panel in inches. ``legend_width`` is the additional width in inches for
-    legends beside the panels.
+    ``panel`` is the width and height of each panel in inches, unless the style's. ``legend_width`` is the additional
+    width in inches for legends beside the panels.
     """
-    columns = min(columns, panels)
+    columns, panel = min(columns, panels), panel or style().panel
+    if not style().beside:
+        # legends below make panels higher instead
+        panel, legend_width = (panel[0], panel[1] + 0.25 * bool(legend_width)), 0
     rows = -(-panels // columns)
     size = (panel[0] * columns + legend_width, panel[1] * rows)
     figure = Figure(figsize=size, layout="constrained")
@@ -101,7 +161,7 @@ def label_axes(axes: Axes, over: str, ylabel: str, title: str) -> None:
     """Gives a panel its title, its axis labels, units and grid. ``over`` is the quantity on the horizontal axis, such
     as ``rounds`` or ``bytes``, which decides its label and unit."""
     axes.set(xlabel=LABEL_OF_AXIS[over], ylabel=ylabel)
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=style().text + 1, loc="left")
     if over in UNIT_OF_AXIS:
         axes.xaxis.set_major_formatter(EngFormatter(UNIT_OF_AXIS[over]))
     else:
@@ -132,12 +192,23 @@ DOTS_PER_INCH = 150
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes a figure into ``folder`` as the two files ``name``.png and ``name``.svg, and returns their paths."""
-    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-    save_png(figure, png)
-    with replacement_of(svg) as staging:
-        staging.write_bytes(svg_of(figure))
-    return [png, svg]
+    """Writes a figure into ``folder`` as files ``name``.png and so on, in the formats of the style, and returns their
+    paths."""
+    paths = [folder / f"{name}.{kind}" for kind in style().formats]
+    for path in paths:
+        if path.suffix == ".png":
+            save_png(figure, path)
+            continue
+        with replacement_of(path) as staging:
+            staging.write_bytes(svg_of(figure) if path.suffix == ".svg" else pdf_of(figure))
+    return paths
+
+
+def pdf_of(figure: Figure) -> bytes:
+    """Returns the PDF file of a figure as bytes, which are the same for a figure drawn again from the same data."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+    return buffer.getvalue()
 
 
 def save_png(figure: Figure, path: Path, **options: Any) -> Path:

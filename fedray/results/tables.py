@@ -193,5 +193,6 @@ def latex(table: Table) -> str:
     # pandas escapes cells, but not the caption, so the caption is escaped as a cell here
     cell = pd.DataFrame([[table.title]]).style.format(escape="latex").hide(axis="index").hide(axis="columns")
     caption = str(cell.to_latex()).splitlines()[1].removesuffix(r" \\")
-    text = str(style.to_latex(hrules=True, caption=caption, column_format=columns))
+    label = "tab:" + "-".join(re.findall(r"[a-z0-9]+", table.title.lower()))
+    text = str(style.to_latex(hrules=True, caption=caption, label=label, column_format=columns))
     return text.replace("±", r"$\pm$").replace(">", "$>$").replace("<", "$<$")

@@ -53,6 +53,7 @@ class Display:
             self._start_bar("round", rounds, done)
 
     def _start_bar(self, label: str, total: int, done: int) -> None:
+        self.stop()
         self._bar = Progress(
             TextColumn(label), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(), TextColumn("left"), console=self.console,

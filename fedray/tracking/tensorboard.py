@@ -70,7 +70,9 @@ class Events:
         _without_tensorflow()
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
+        # a run that has gone back to its beginning has events of rounds that are made again, too
+        again = after or any(folder.glob("events.*"))
+        self._writer = SummaryWriter(str(folder), purge_step=after + 1 if again else None, flush_secs=10)
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
         """Writes the numbers of a round, ``row``, which is its row of metrics.csv by column, as TensorBoard scalars.

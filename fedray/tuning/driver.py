@@ -232,7 +232,7 @@ def _run(
 
     asked = sweeps[0].spec.tune.max_concurrent_trials
     runs = (folder for sweep in sweeps for folder in sorted(sweep.folder.glob("trials/*/*")))
-    where = placed(sweeps[0].base, runs, custom, start, None if asked == "auto" else asked, view.say)
+    where = placed([sweeps[0].base], runs, custom, start, None if asked == "auto" else asked, view.say)
     for sweep in sweeps:
         sweep.engine = where.settings
         if not sweep.finished:

@@ -18,6 +18,7 @@ from fedray.tuning.planned import Made, Planned, Watcher, make_runs, named_data
 from fedray.tuning.planned_view import RunsView
 from fedray.usercode.importing import short_name
 from fedray.util.uris import below, is_uri
+from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
@@ -53,7 +54,11 @@ class ManyRuns:
         """Compares the runs that have ended, as :func:`fedray.compare` does, with the same keyword arguments."""
         from fedray.results.compare import compare
 
-        return compare(*(path_of(self.place, run) for run in self.runs if run not in self.failures), **arguments)
+        folders = [path_of(self.place, run) for run in self.runs if run not in self.failures]
+        ended = [path for path in folders if is_uri(path) or (Path(path) / "summary.json").exists()]
+        if not ended:
+            raise UserError(f"{self.place}: no run has ended that could be compared")
+        return compare(*ended, **arguments)
 
 
 def simulate_many(
@@ -101,11 +106,11 @@ def simulate_many(
     place, planned, runs = product(config, seeds, over or {}, [*overrides, *named])
     objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}
     there = [name for name, each in {"data": data, **objects}.items() if each is not None]
-    for run in planned:
-        with _within(run.folder):
-            check_first(load(run.settings), there)
     if data is None and test is not None:
         raise UserError("test=... needs data=... too")
+    if most is not None and most < 1:
+        raise UserError(f"most must be at least 1, not {most}")
+    _check(planned, there, custom_objects(load(planned[0].settings), None, None, None, label_column, **objects))
 
     def custom(settings: Mapping[str, Any]) -> CustomObjects:
         found = custom_objects(load(settings), data, test, client_column, label_column, **objects)
@@ -114,9 +119,24 @@ def simulate_many(
             found = replace(found, source=of_settings.source, preloaded=True)
         return replace(found, callbacks=tuple(callbacks))
 
-    quiet = RunsView(tell=lambda line: None)
-    made: Made = make_runs(planned, place, view or (RunsView() if verbose else quiet), custom, most)
+    view = view or (RunsView() if verbose else RunsView(tell=PythonWarnings()))
+    for line in custom_objects(load(planned[0].settings), None, None, None, label_column, **objects).notes(len(planned)):
+        view.say(line)
+    made: Made = make_runs(planned, place, view, custom, most)
     return ManyRuns(place, runs, made.failures, made.interrupted)
+
+
+def _check(planned: Sequence[Planned], there: Sequence[str], custom: CustomObjects) -> None:
+    """Raises :class:`UserError` for what can be seen to be wrong with a run before any data are read."""
+    from fedray.experiment.algorithm import choose_algorithm
+
+    for run in planned:
+        with _within(run.folder):
+            config = load(run.settings)
+            check_first(config, there)
+            choose_algorithm(config, custom)
+            if config.run.resume is False:
+                raise UserError("run.resume=false: give another run.name, or remove the folder of the runs")
 
 
 def product(
@@ -146,7 +166,7 @@ def product(
         if name in runs:
             raise UserError(f"over: {runs[name]} and {chosen} have the same name, {name}: give one of them only")
         with _within(name):
-            texts = [f"{key}={json.dumps(value)}" for key, value in chosen.items()]
+            texts = [f"{key}={_as_text(key, value)}" for key, value in chosen.items()]
             settings = load(config, [*overrides, *texts])
         runs[name] = chosen
         asked = _asked(settings)
@@ -188,7 +208,18 @@ def _axes(
         if seeds < 1:
             raise UserError(f"seeds must be at least 1, not {seeds}")
         seeds = range(base.run.seed, base.run.seed + seeds)
+    if not len(seeds):
+        raise UserError("seeds: give at least one")
     return {**found, "run.seed": list(seeds)}
+
+
+def _as_text(key: str, value: Any) -> str:
+    """Returns a value as it is written on a command line."""
+    try:
+        # numbers of NumPy
+        return json.dumps(value.item() if hasattr(value, "item") else value)
+    except TypeError:
+        raise UserError(f"over: {key} has a value of the type {type(value).__name__}, which no file can hold") from None
 
 
 def _short_keys(axes: Mapping[str, Any]) -> dict[str, str]:

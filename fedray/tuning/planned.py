@@ -12,7 +12,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import last_line
 from fedray.tuning.finals import is_finished
-from fedray.tuning.trial import Assignment, Message, Round, RunEnd
+from fedray.tuning.trial import Assignment, Line, Message, Round, RunEnd
 from fedray.util.uris import below, is_uri
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class PlannedRuns:
         self.place, self.engine, self.view = place, engine, view
         self.left = {run.folder: run for run in planned}
         self.failures: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._said: set[str] = set()
 
     @property
     def exhausted(self) -> bool:
@@ -72,16 +74,24 @@ class PlannedRuns:
         if parent:
             output = below(output, parent) if is_uri(output) else str(Path(output) / parent)
         settings |= {"run.output": output, "run.name": own}
-        settings = {"run.resume": "auto", "run.group": Path(str(self.place)).name, **settings}
-        return Assignment(name, [settings], "train_loss", "rounds", load(settings).rounds)
+        settings = {"run.resume": "auto", "run.group": Path(output_name(self.place)).name, **settings}
+        return Assignment(name, [settings], "train_loss", "rounds", load(settings).rounds, alone=True)
 
     def report(self, key: str, message: Message) -> bool:
         if isinstance(message, Round):
             self.view.round(key, message.row)
+        elif isinstance(message, Line):
+            # runs that differ in little have the same warnings
+            if message.text not in self._said:
+                self._said.add(message.text)
+                self.view.say(f"{key}: {message.text}")
         elif isinstance(message, RunEnd):
+            self._ended.add(key)
             self.view.ended(key, message.status, message.row)
         elif message.error is not None:
             self.trial_failed(key, message.error)
+        elif key not in self._ended and not message.interrupted:
+            self.view.ended(key, "ended by a callback", {})
         return False
 
     def trial_lost(self, key: str, error: str) -> None:
@@ -99,6 +109,11 @@ class Made:
 
     failures: Mapping[str, str]
     interrupted: bool
+
+
+def output_name(place: str | Path) -> str:
+    """Returns the path of a folder or of a URI, without the options of a URI."""
+    return str(place).partition("?")[0]
 
 
 def unfinished(planned: Sequence[Planned], folder: Path) -> list[Planned]:
@@ -175,7 +190,7 @@ def _make(
     from fedray.tuning.runner import Interrupted, run_trials
 
     folders = [] if is_uri(str(place)) else [Path(place) / run.folder for run in group]
-    where = placed(group[0].settings, folders, custom, start, most, view.say)
+    where = placed([run.settings for run in group], folders, custom, start, most, view.say)
     source = PlannedRuns(group, place, where.settings, view)
     many = "s" if len(group) > 1 else ""
     view.say(f"{load(group[0].settings).data.source}: {len(group)} run{many}, {where.concurrent} at once -> {place}")

@@ -37,6 +37,9 @@ HERE = 0.001
 this node, whose disk has the sweep's folder."""
 
 
+OF_MEMORY = ("algorithm.", "model.", "train.batch_size", "train.local_", "train.optimizer", "train.precision")
+"""The beginnings of keys on which depends how much of a GPU's memory a trial takes."""
+
 MOST_ON_A_GPU = 8
 """The most trials that share a GPU unless the user says how many. This is a guess: it has not been measured."""
 
@@ -53,24 +56,28 @@ class Placed:
 
 
 def placed(
-    base: Mapping[str, Any],
+    bases: Sequence[Mapping[str, Any]],
     runs: Iterable[Path],
     custom: CustomObjects,
     start: RayStart,
     limit: int | None,
     say: Callable[[str], None],
 ) -> Placed:
-    """Decides how trials with the settings ``base`` are placed on the cluster to which ``start`` has connected.
+    """Decides how trials are placed on the cluster to which ``start`` has connected.
 
-    ``runs`` are the folders of their runs, of which some may have begun. ``custom`` has the data set and the user's
+    ``bases`` are settings of trials, which have the same keys ``engine.*``. If trials share a GPU, the one that takes
+    most of its memory counts. ``runs`` are the folders of their runs, of which some may have begun. ``custom`` has the data set and the user's
     objects, ``limit`` is how many trials may run at the same time (None: as many as fit), and ``say`` shows a line.
     """
-    started_here = start.ready()
+    started_here, base = start.ready(), bases[0]
     asked = load(base).engine
     device = device_of_trials(runs, start.gpus(), started_here)
     settings = engine_of_trials(asked, base, limit, device)
     if settings.get("engine.actors_per_gpu", asked.actors_per_gpu) == "auto":
-        settings["engine.actors_per_gpu"] = trials_per_gpu({**base, **settings}, custom, say)
+        sizes = {repr([(key, each[key]) for key in sorted(each) if key.startswith(OF_MEMORY)]): each for each in bases}
+        settings["engine.actors_per_gpu"] = min(
+            trials_per_gpu({**each, **settings}, custom, say) for each in sizes.values()
+        )
     engine = load({**base, **settings}).engine
     bundles = bundles_of(engine)
     concurrent, fewer = count_concurrent_trials(bundles, limit, started_here)

@@ -14,7 +14,7 @@ from fedray.tuning.axis import STEPS, amount
 from fedray.tuning.space import Values
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import ENDED, Study, sampled_values
-from fedray.tuning.trial import Assignment, Message, Round, RunEnd
+from fedray.tuning.trial import Assignment, Line, Message, Round, RunEnd
 from fedray.util.files import write_whole
 
 
@@ -137,6 +137,8 @@ class Sweep:
             return self._record_round(number, trial, message)
         if isinstance(message, RunEnd):
             return self._record_run_end(number, trial, message)
+        if isinstance(message, Line):
+            return False
         if message.interrupted:
             # in the study it stays a running trial, which the next process of this sweep continues
             del self.running[number]

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedray.config import load
 from fedray.engine.callbacks import Report
 from fedray.errors import ClientError, OutputLost, UserError
+from fedray.tracking.progress import Display
 from fedray.tuning.axis import amount, steps_reached
+from fedray.warning import WARNING
 
 if TYPE_CHECKING:
     from fedray.experiment.custom import CustomObjects
@@ -27,7 +29,8 @@ class Assignment(NamedTuple):
     ``key`` is the trial's name among those of the sweep or suite that it comes from. ``runs`` has a configuration
     (dotted keys) for each seed. ``objective`` is the metric to be optimised. ``budget`` is how much of ``axis``
     (rounds, bytes or flops) a whole run takes, and a twentieth of it is a step. Whenever a run has reached a further
-    step, the trial reports the first round from there on in which the objective was evaluated.
+    step, the trial reports the first round from there on in which the objective was evaluated. With ``alone`` the run
+    is no trial, but one that the user asked for: it keeps its checkpoints, and its warnings are messages.
     """
 
     key: str
@@ -35,6 +38,13 @@ class Assignment(NamedTuple):
     objective: str
     axis: str
     budget: float
+    alone: bool = False
+
+
+class Line(NamedTuple):
+    """A message that a run which is ``alone`` sends to its source: a warning for the user."""
+
+    text: str
 
 
 class Round(NamedTuple):
@@ -79,7 +89,7 @@ class TrialEnd(NamedTuple):
     interrupted: bool = False
 
 
-Message = Round | RunEnd | TrialEnd
+Message = Round | RunEnd | TrialEnd | Line
 """The messages of a trial to its source."""
 
 Reporter = Callable[[Message], bool]
@@ -102,6 +112,9 @@ def run_trial(
     """
     from fedray.api import run_experiment
 
+    display = None
+    if assignment.alone:
+        display = Display(quiet=True, warn=lambda line: report(Line(line)) if line.startswith(WARNING) else None)
     for number, settings in enumerate(assignment.runs):
         config, step = load(settings), 0
 
@@ -120,11 +133,11 @@ def run_trial(
         def tidy(result: RunResult) -> None:
             nonlocal is_put_off
             is_put_off = result.summary["status"] == "interrupted" and interrupted()
-            if not is_put_off:
+            if not is_put_off and not assignment.alone:
                 shutil.rmtree(result.folder / "checkpoints", ignore_errors=True)
 
         try:
-            result = run_experiment(config, lambda: custom, [on_round, *custom.callbacks], tidy=tidy)
+            result = run_experiment(config, lambda: custom, [on_round, *custom.callbacks], display, tidy)
         except OutputLost as error:
             return TrialEnd(str(error), interrupted=True)
         if is_put_off:

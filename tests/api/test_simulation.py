@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from small_runs import run
 
@@ -122,15 +121,23 @@ def test_what_is_changed_by_hand_is_in_the_folder(tmp_path):
         sim.step()
         sim.step(cohort=[0, 1])
         sim.step(cohort=[0])
+        sim.step([1])
         sim.replace_model(sim.model())
-    text = "model of round 4, cohort of rounds 2-3"
+        sim.step()
+        sim.replace_model(sim.model())
+        with pytest.warns(UserWarning, match="was not used, as no round has followed"):
+            sim.close()
+    text = "model of round 5, cohort of rounds 2-4"
     assert json.loads((sim.folder / "inputs.json").read_text())["changed by hand"] == text
-    assert "round 2: the cohort is given by hand" in (sim.folder / "log.txt").read_text()
+    assert "round 2: cohort given by hand" in (sim.folder / "log.txt").read_text()
     with pytest.raises(UserError, match=rf"changed by hand \({text}\).* go on with it as a fedray\.Simulation"):
         unbroken(tmp_path)
     with stepped(tmp_path) as again:
-        assert [report.round for report in again] == [4, 5, 6]
-    assert again.result.summary["by_hand"] == {"2": ["cohort"], "3": ["cohort"], "4": ["model"]}
+        assert [report.round for report in again] == [6]
+        with pytest.raises(UserError, match="has ended"):
+            again.step([0])
+    changed = {str(number): ["cohort"] for number in (2, 3, 4)} | {"5": ["model"]}
+    assert again.result.summary["by_hand"] == changed
     with pytest.raises(UserError, match="changed by hand"):
         unbroken(tmp_path)
     assert any("changed by hand" in note for note in compare(tmp_path).environments[0].notes)
@@ -161,9 +168,15 @@ def test_going_back_to_a_checkpoint(tmp_path):
             sim.load_checkpoint(2)
         sim.load_checkpoint(1)
         assert (sim.round, sim.report) == (1, None)
+        sim.step()
+        sim.load_checkpoint(1)
         with pytest.raises(UserError, match="the model of round 4 can be asked for only until the next step"):
             last.model()
-        assert [report.round for report in sim] == [2, 3, 4, 5, 6]
+        seen = [report for report in sim]
+        assert [report.round for report in seen] == [2, 3, 4, 5, 6]
+        for old in (last, *seen[:-1]):
+            with pytest.raises(UserError, match="only until the next step"):
+                _ = old.clients
     assert_same(whole, sim.result)
     assert "changed by hand" not in (sim.folder / "inputs.json").read_text()
 
@@ -175,7 +188,6 @@ def test_ctrl_c_ends_a_step_and_not_the_simulation(tmp_path):
         if report.round == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    said: list[str] = []
     before = signal.getsignal(signal.SIGINT)
     with stepped(tmp_path / "stepped", call={"callbacks": [press]}) as sim:
         with pytest.warns(UserWarning, match="stopping after this round"), pytest.raises(KeyboardInterrupt):
@@ -184,7 +196,6 @@ def test_ctrl_c_ends_a_step_and_not_the_simulation(tmp_path):
         assert signal.getsignal(signal.SIGINT) is before
         assert sim.report.round == 3
         assert [report.round for report in sim] == [4, 5, 6]
-    assert said == []
     assert_same(whole, sim.result)
 
 
@@ -214,10 +225,14 @@ def test_an_error_of_the_run_closes_the_simulation(tmp_path):
     sim = stepped(tmp_path, call={"callbacks": [fail]})
     with pytest.raises(ValueError, match="mine"):
         sim.step()
-    assert json.loads((tmp_path / SETTINGS["run.name"] / "summary.json").read_text())["status"] == "failed"
-    with pytest.raises(UserError, match="has ended"):
+    (summary,) = tmp_path.glob("*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "failed"
+    with pytest.raises(UserError, match="the run has failed: mine"):
         sim.step()
     sim.close()
+    # the folder is free, while the traceback is still there
+    with stepped(tmp_path) as again:
+        assert again.step().round == 1
 
 
 @pytest.mark.parametrize(
@@ -277,7 +292,6 @@ def test_steps_on_ray_through_the_death_of_its_processes(ray_cluster, tmp_path):
                 os.kill(int(log.rpartition("server: pid ")[2].split()[0]), signal.SIGKILL)
         assert any(not torch.equal(value, first[name]) for name, value in Places(sim.model()).tensors.items())
         sim.save_checkpoint()
-        assert len(ray.util.list_named_actors()) == 0
     assert sim.result.summary["model_sha256"] == wanted
     assert (sim.result.clients.groupby("round")["client"].apply(list) == [[0, n] for n in range(1, ROUNDS + 1)]).all()
 

@@ -48,7 +48,7 @@ def test_mlflow_shows_a_run_once_through_a_stop(tmp_path, places):
     assert shown.info.status == "KILLED"
     result = logged(tmp_path, entry)
     (shown,) = mlflow_runs(places, "fedray")
-    assert (shown.info.status, shown.info.run_name) == ("FINISHED", SETTINGS["run.name"])
+    assert (shown.info.status, shown.info.run_name) == ("FINISHED", result.folder.name)
     assert shown.data.params["algorithm.name"] == "fedprox"
     assert shown.data.params["train.lr"] == str(SETTINGS["train.lr"])
     assert shown.data.tags["fedray.model_sha256"] == result.summary["model_sha256"]

@@ -15,7 +15,7 @@ from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.many import product
 from fedray.tuning.planned_view import RunsView
 
-KEYS = {key: value for key, value in SETTINGS.items() if key not in ("run.name", "run.resume", "algorithm.name")}
+KEYS = dict(SETTINGS)
 OVER = {"algorithm.name": ["fedavg", "fedprox"], "train.lr": [0.05, 0.1]}
 
 
@@ -59,7 +59,9 @@ def test_settings_of_an_algorithm_alone_are_applied(tmp_path):
         ({"over": {"train.lr": [0.1]}, "overrides": ["train.lr=0.2"]}, "train.lr is set to one value as well"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"over": {"train.lr": [0.001 * k for k in range(1, 200)]}, "seeds": 100}, "19,900 runs"),
-        ({"over": {"algorithm.mu": [0.1], "algorithm.name": ["fedavg"]}}, "mu"),
+        ({"over": {"algorithm.mu": [0.1], "algorithm.name": ["fedavg"]}}, "mu_0.1-fedavg-seed_0: .*algorithm.mu"),
+        ({"seeds": []}, "seeds: give at least one"),
+        ({"over": {"train.lr": [object()]}}, "has a value of the type object"),
     ],
 )
 def test_a_product_that_is_not_possible(call, message):
@@ -94,6 +96,16 @@ def test_many_runs_are_single_runs_and_go_on(ray_cluster, tmp_path):
     assert all("holds another run (train.batch_size differs)" in why for why in other.failures.values())
 
 
+def test_runs_that_callbacks_end_keep_their_checkpoints(ray_cluster, tmp_path):
+    LINES.clear()
+    done = many(tmp_path, over={}, seeds=1, callbacks=[lambda report: report.round == 1])
+    assert any("seed_0: ended by a callback" in line for line in LINES)
+    with pytest.raises(UserError, match="no run"):
+        done.compare()
+    assert many(tmp_path, over={}, seeds=1).failures == {}
+    assert len(done.compare().runs) == 1
+
+
 def test_runs_that_fail_are_named_and_the_others_go_on(ray_cluster, tmp_path):
     LINES.clear()
     done = many(tmp_path, over={"algorithm.name": ["fedavg"], "train.cohort_size": [2, 500]}, seeds=1)
@@ -123,7 +135,9 @@ def test_the_command(ray_cluster, tmp_path, capsys, monkeypatch):
     assert "fedprox" in out
     assert (tmp_path / "runs/runs/comparison/report.html").exists()
     for wrong, message in (
-        (["--over", "train.lr"], "--over train.lr: give a key and its values"),
+        (["--over", "train.lr="], "--over train.lr=: give a key and its values"),
+        (["--over", "train.lr=1", "--most", "0"], "most must be at least 1"),
+        (["--seeds", "2", "run.resume=false"], "run.resume=false: give another run.name"),
         (["--over", "train.lr=1", "--over", "train.lr=2"], "--over train.lr is given twice"),
         (["--seeds", "2", "--print-config"], "--print-config is for one run"),
         (["--most", "2"], "--most is for several runs"),

@@ -93,7 +93,7 @@ class RayEngine:
             server = _Server(experiment, stored, actors, driver)
             try:
                 return (yield from server.drive())
-            except (RayActorError, OutOfMemoryError) as error:
+            except (RayActorError, OutOfMemoryError, ServerLost) as error:
                 if "creation task" in str(error):
                     raise
                 full = isinstance(error, OutOfMemoryError) or "low on memory" in str(error)
@@ -123,6 +123,16 @@ def ship_user_code(objects: Iterable[Any]) -> None:
             pickling.register_pickle_by_value(module)
 
 
+class ServerLost(ClientError):
+    """Raised if something is asked of a server whose process has died. The run can go on."""
+
+
+def _known_cause(error: RayTaskError) -> Exception:
+    """Returns the error that ended a call of an actor, without Ray's traceback if it is one of fedray's."""
+    cause = error.cause
+    return cause if isinstance(cause, (UserError, ClientError)) else error
+
+
 class _Server:
     """The server actor of a run, as the driver sees it, and the client actors that the driver starts with it."""
 
@@ -148,8 +158,7 @@ class _Server:
                 "where the server must run, does not have them"
             ) from None
         except RayTaskError as error:
-            cause = error.cause
-            raise cause if isinstance(cause, (UserError, ClientError)) else error from None
+            raise _known_cause(error) from None
         finally:
             for actor in (server, *created):
                 ray.kill(actor)
@@ -202,7 +211,12 @@ class _Server:
         server waits for none."""
 
         def ask(method: str, *arguments: Any) -> Any:
-            return ray.get(server.ask.remote(method, *arguments))
+            try:
+                return ray.get(server.ask.remote(method, *arguments))
+            except RayTaskError as error:
+                raise _known_cause(error) from None
+            except RayActorError as error:
+                raise ServerLost("the server's process has died; the next step goes back to a checkpoint") from error
 
         order, event = None, None
         for kind, value in batch:

@@ -61,6 +61,7 @@ class RayPool:
         note: Callable[[str], None],
     ) -> None:
         self.experiment, self.say = experiment, say
+        self.attempt = 0
         self.machines: list[dict[str, Any]] = []
         self.joined: Callable[[dict[str, Any]], None] = lambda machine: None
         engine = experiment.config.engine
@@ -309,6 +310,7 @@ class RayPool:
     def start_over(self) -> None:
         """Prepares the pool for going back to the run's last checkpoint: forgets the tasks that are being done, whose
         results nobody needs any more, and removes the clients' states on other nodes than the server's."""
+        self.attempt += 1
         self._left, self._owners = set(), {}
         self._sums.clear()
         self.nodes.clear(self._answering_nodes())

@@ -81,6 +81,7 @@ class ServerActor:
                         back = yield from self._rounds(data, lockstep)
                         if back is None:
                             return
+                        furthest = back
                         self.experiment = back_to(self.experiment, back)
                     except StateLost as error:
                         reached = self.opened.state.server.round if self.opened else -1
@@ -176,4 +177,3 @@ class ServerActor:
     def stop(self) -> None:
         """Ends the run after the round in progress. The driver calls it when the user has asked for that."""
         self.stop_asked.set()
-        self.orders.put(Order(stop=True))

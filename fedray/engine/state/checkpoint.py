@@ -64,7 +64,6 @@ def save(
     past: Mapping[int, str],
     store: Callable[[str, Path], None],
     keep: int,
-    pin: bool = False,
 ) -> Path:
     """Writes a checkpoint, from which an interrupted run can continue, and removes older ones. Returns the path of the
     new one.
@@ -78,8 +77,7 @@ def save(
         past: Maps the numbers of earlier rounds to the names of the files with the models of these rounds.
         store: ``store(name, path)`` must write the file ``name`` (one of those in ``states`` or ``past``) to ``path``,
             which is in the subfolder ``shared``. It is called only for files that no earlier checkpoint has.
-        keep: How many checkpoints to keep, including the new one and without pinned ones.
-        pin: Whether the new one stays until the run is begun anew.
+        keep: How many checkpoints to keep, including the new one, besides those that are pinned (:func:`pin`).
     """
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
@@ -105,8 +103,6 @@ def save(
     )
     whole = {"format": FORMAT, "round": round, "widths": vectors.widths, "states": states, "past": past, **record}
     (staging / "record.json").write_text(json.dumps(whole))
-    if pin or (target / PIN).exists():
-        (staging / PIN).touch()
     sums = {path.name: sha256_of_file(path) for path in staging.iterdir()}
     with ThreadPoolExecutor(THREADS) as pool:
         sums |= dict(pool.map(place, [*states.values(), *past.values()]))
@@ -119,6 +115,11 @@ def save(
         shutil.rmtree(old)
     _sweep(folder)
     return target
+
+
+def pin(folder: Path, round: int) -> None:
+    """Marks the checkpoint of ``round`` as one that stays when further ones are written."""
+    (folder / f"round-{round:08d}" / PIN).touch()
 
 
 def load_last(folder: Path, warn: Any) -> Checkpoint | None:

@@ -74,8 +74,8 @@ class EarlierModels:
 class RunState:
     """Everything in a run that changes from round to round. ``server`` is the server's state, and ``earlier`` has the
     models of earlier rounds. The attribute ``clients`` maps each client's number to the file with its state, and the
-    attribute ``costs`` has the costs so far. ``by_hand`` says in which rounds the user has changed what, and ``order``
-    what is wanted of the next round.
+    attribute ``costs`` has the costs so far. ``by_hand`` says in which rounds the user has changed what, ``order``
+    what is wanted of the next round, and ``attempt`` how often the run has gone back to a checkpoint.
 
     The other arguments do not change: ``sizes`` has the number of samples of each client, ``layout`` says where the
     parameters are in a model's row of numbers, and ``device`` is the server's. ``as_cohort(server, broadcast)`` returns
@@ -99,6 +99,7 @@ class RunState:
         self.private: Tensor | None = None
         self.private_from = 1
         self.order = Order()
+        self.attempt = 0
         self.by_hand: dict[int, list[str]] = {}
         self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
 
@@ -128,6 +129,8 @@ class RunState:
         algorithm.init_server(server)
         state = cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
         state.private, state.private_from = worker.clients.private, algorithm.private_from
+        # pools that never go back to a checkpoint do not count
+        state.attempt = getattr(pool, "attempt", 0)
         return state
 
     def with_private(self, sums: Mapping[str, Any]) -> Mapping[str, Any]:
