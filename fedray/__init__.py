@@ -30,19 +30,16 @@ if TYPE_CHECKING:
 _HOME = {
     "Callback": "engine.callbacks", "ClientError": "errors", "Comparison": "results.compare",
     "Evaluation": "evaluating.tables", "FedrayWarning": "warning", "ManyRuns": "tuning.many",
-    "Report": "engine.callbacks",
-    "RunResult": "tracking.result", "RunStart": "engine.callbacks", "Simulation": "simulation",
-    "SweepResult": "tuning",
-    "UploadRows": "core.upload", "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
+    "Report": "engine.callbacks", "RunResult": "tracking.result", "RunStart": "engine.callbacks",
+    "Simulation": "simulation", "SweepResult": "tuning", "UploadRows": "core.upload", "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
     "each_sample": "core.transform", "evaluate": "evaluating.evaluate", "simulate": "api",
     "simulate_many": "tuning.many", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
-    "Callback", "ClientError", "Comparison", "Evaluation", "FedrayWarning", "ManyRuns", "Report", "RunResult", "RunStart",
-    "Simulation", "SweepResult", "UploadRows", "UploadStep", "UserError",
-    "compare", "each_sample", "evaluate", "simulate", "simulate_many",
-    "tune",
+    "Callback", "ClientError", "Comparison", "Evaluation", "FedrayWarning", "ManyRuns", "Report", "RunResult",
+    "RunStart", "Simulation", "SweepResult", "UploadRows", "UploadStep", "UserError",
+    "compare", "each_sample", "evaluate", "simulate", "simulate_many", "tune",
 ]  # fmt: skip
 
 

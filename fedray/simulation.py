@@ -251,7 +251,7 @@ class Simulation:
         from fedray.engine.driver import Order
 
         self._open()
-        if self._stepper.ask is None:
+        if self._stepper.ask is None and self._stepper.failure is None:
             return None
         keep = self._keep if keep_clients is None else _clients(keep_clients, "keep_clients")
         given = None if cohort is None else self._checked(cohort)
@@ -289,7 +289,9 @@ class Simulation:
         if isinstance(ids, bool):
             raise UserError(f"cohort must be numbers of clients, not {cohort!r}")
         if absent := sorted(set(ids) - set(self.clients)):
-            raise UserError(f"cohort: client {absent[0]} does not exist or has no samples (sim.clients has those that do)")
+            raise UserError(
+                f"cohort: client {absent[0]} does not exist or has no samples (sim.clients has those that do)"
+            )
         if not ids:
             raise UserError("cohort: there must be at least one client")
         fixed = experiment.vectorize and experiment.compile and len(ids) != experiment.cohort_size

@@ -231,7 +231,8 @@ class Stepper:
 
     def _show(self, event: Event) -> None:
         experiment, result = self.experiment, self.result
-        assert experiment is not None and result is not None
+        assert experiment is not None
+        assert result is not None
         if isinstance(event, Report):
             self.display.round(event.metrics)
             if self.callbacks.round(event):

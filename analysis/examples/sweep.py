@@ -45,8 +45,9 @@ def picture(table: pd.DataFrame) -> Figure:
     stopped = table["state"] != "complete"
     for name, marker, rows in (("complete", "o", table[~stopped]), ("stopped early", "v", table[stopped])):
         drawn = axes.scatter(
-            rows["train.lr"], rows["algorithm.mu"], c=100 * rows["validation_accuracy"], marker=marker, s=60, label=name,
-            cmap="viridis", vmin=10, vmax=100 * table["validation_accuracy"].max(), edgecolors="black", linewidths=0.5,
+            rows["train.lr"], rows["algorithm.mu"], c=100 * rows["validation_accuracy"], marker=marker, s=60,
+            label=name, cmap="viridis", vmin=10, vmax=100 * table["validation_accuracy"].max(),
+            edgecolors="black", linewidths=0.5,
         )  # fmt: skip
     figure.colorbar(drawn, label="validation accuracy, %")
     axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="mu")

@@ -274,10 +274,10 @@ def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
 
 
 def _method(callback: Any, name: str) -> Callable[..., Any] | None:
-    """Returns the method ``name`` ("start", "round" or "end", of a logger also "failed") of a callback, or None if it has no such method. A
-    function counts as its own method ``round``."""
+    """Returns the method ``name`` ("start", "round" or "end", of a logger also "failed") of a callback, or None if it
+    has no such method. A function counts as its own method ``round``."""
     found = getattr(callback, name, None)
-    if callable(found) and getattr(type(callback), name, None) is not getattr(Callback, name):
+    if callable(found) and getattr(type(callback), name, found) is not getattr(Callback, name, None):
         method: Callable[..., Any] = found
         return method
     has_methods = any(callable(getattr(callback, each, None)) for each in ("start", "round", "end"))

@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedray.core.places import Places
 from fedray.core.batches import steps_of
+from fedray.core.places import Places
 from fedray.core.vectors import Model
 from fedray.data.federated import FederatedData
 from fedray.engine.asynchronous import asynchronous_of
 from fedray.engine.callbacks import Report
 from fedray.engine.cutting import TaskCutter
-from fedray.engine.driver import Order
 from fedray.engine.determinism import nondeterministic_operations
+from fedray.engine.driver import Order
 from fedray.engine.evaluation.accuracies import Accuracies
 from fedray.engine.evaluation.client_scores import Scoring
 from fedray.engine.evaluation.personal_models import make_personal_models

@@ -65,9 +65,7 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
     return load_tensors(module, tensors, str(path), classes, key)
 
 
-def load_tensors(
-    module: nn.Module, tensors: Mapping[str, Tensor], path: str, classes: int | None, key: str
-) -> Loaded:
+def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], path: str, classes: int | None, key: str) -> Loaded:
     """Loads ``tensors``, by name, into ``module``, and does what :func:`load_weights` says. In messages ``path`` is
     where they come from."""
     places = Places(module)

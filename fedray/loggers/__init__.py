@@ -6,12 +6,21 @@ run starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedray.loggers.logger import Logger
 from fedray.loggers.mlflow import MLflow
 from fedray.loggers.trackio import Trackio
 from fedray.loggers.wandb import WeightsAndBiases
+from fedray.usercode.extensions import Entry, make
 
 LOGGERS: Mapping[str, type[Logger]] = {"mlflow": MLflow, "trackio": Trackio, "wandb": WeightsAndBiases}
 """The loggers, by the names that ``run.loggers`` has for them."""
+
+
+def prepare(entries: Sequence[Entry], group: str | None) -> None:
+    """Lets the loggers that ``run.loggers`` names prepare for runs of ``group`` that will begin side by side."""
+    for entry in entries:
+        logger = make(entry, "run.loggers", LOGGERS)
+        if hasattr(logger, "prepare"):
+            logger.prepare(group)

@@ -29,6 +29,10 @@ class Logger:
     package: str
     extra: str
 
+    def prepare(self, group: str | None) -> None:
+        """Called once before runs of ``group`` begin side by side, to make what they would otherwise all make at the
+        same time."""
+
     def start(self, run: RunStart) -> None:
         """Called before the first round, and again if the run goes back to a checkpoint."""
         raise NotImplementedError

@@ -38,15 +38,21 @@ class MLflow(Logger):
         self._id: str | None = None
 
     def start(self, run: RunStart) -> None:
-        mlflow = self.library()
-        # a client has no state that other code of this process could change
-        self._client = mlflow.MlflowClient(self.uri)
+        self._connect()
         self._id = self._id or self.known(run.folder)
         if self._id is None:
             self._id = self._begin(run)
             self.remember(run.folder, self._id)
         else:
             self._client.set_terminated(self._id, "RUNNING")
+
+    def prepare(self, group: str | None) -> None:
+        self._connect()
+        self._experiment_of(self.experiment or group or "fedray")
+
+    def _connect(self) -> None:
+        # a client has no state that other code of this process could change
+        self._client = self.library().MlflowClient(self.uri)
 
     def _begin(self, run: RunStart) -> str:
         from mlflow.entities import Param

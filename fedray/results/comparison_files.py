@@ -58,8 +58,8 @@ def write(comparison: ComparisonTables, folder: Path, style: str = "page") -> li
 
     They are the tables (comparison.csv, .md and .tex, targets.csv), curves.png and .svg, the page report.html, and
     comparison.json, which records what was compared. ``style`` is the style of the curves; with "paper" there are also
-    curves.pdf and, for each further picture, figure-1.pdf and so on. Raises :class:`UserError` if the folder can't be written to, or
-    holds something else than this comparison.
+    curves.pdf and, for each further picture, figure-1.pdf and so on. Raises :class:`UserError` if the folder can't be
+    written to, or holds something else than this comparison.
     """
     output_of(comparison).check(folder)
     facts = {

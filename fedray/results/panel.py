@@ -127,7 +127,7 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
 
 
 def legend(axes: Axes) -> None:
-    """Puts a legend beside or below ``axes``, with the lines in the order in which they were drawn, which is the same in
-    all pictures of a comparison."""
+    """Puts a legend beside or below ``axes``, with the lines in the order in which they were drawn. All pictures of a
+    comparison have the same order."""
     if axes.lines:
         axes.legend(**(BESIDE if style().beside else BELOW))

@@ -45,8 +45,8 @@ BESIDE: dict[str, Any] = {
 @dataclass(frozen=True)
 class Style:
     """How all pictures look: the width and height of a ``panel`` in inches, the size of its ``text`` in points, whether
-    the legend is ``beside`` it or below, whether lines have different ``dashes`` as well as colours, and the ``formats``
-    of the files."""
+    the legend is ``beside`` it or below, whether lines have different ``dashes`` as well as colours, and the
+    ``formats`` of the files."""
 
     panel: tuple[float, float]
     text: float
@@ -77,7 +77,7 @@ def style() -> Style:
 def styled(name: str) -> Iterator[None]:
     """A context in which pictures are drawn in the style ``name``."""
     before, text = _style.set(STYLES[name]), STYLES[name].text
-    sizes = {} if name == "page" else {
+    sizes: dict[Any, Any] = {} if name == "page" else {
         "font.size": text, "axes.labelsize": text, "axes.titlesize": text, "xtick.labelsize": text - 1,
         "ytick.labelsize": text - 1, "legend.fontsize": text - 1, "lines.linewidth": 1.2,
         # type 3 fonts are refused by some publishers
@@ -110,8 +110,10 @@ class Line:
         every = max(1, points // 8, min(self.lines, points))
         dashes = DASHES[self.place % len(DASHES)] if style().dashes else "-"
         return {
-            "color": self.colour, "linestyle": dashes, "marker": self.marker, "markevery": (self.place * every // self.lines, every),
-            "markersize": 4.5 * style().text / 9, "linewidth": 1.5 * style().text / 9, "markeredgecolor": "white", "markeredgewidth": 0.5,
+            "color": self.colour, "linestyle": dashes, "marker": self.marker,
+            "markevery": (self.place * every // self.lines, every),
+            "markersize": 4.5 * style().text / 9, "linewidth": 1.5 * style().text / 9, "markeredgecolor": "white",
+            "markeredgewidth": 0.5,
         }  # fmt: skip
 
 

@@ -112,7 +112,9 @@ def what_is_unequal(groups: Sequence[Group]) -> list[str]:
         differs = len(set(values.values())) > 1 and not in_names
         if differs or any(len(each) > 1 for each in found.values()):
             lines.append(f"{fact.title}: {_by_value(values)}")
-    changed = {group.label: sorted({run.inputs[BY_HAND] for run in group.ended if BY_HAND in run.inputs}) for group in groups}
+    changed = {
+        group.label: sorted({run.inputs[BY_HAND] for run in group.ended if BY_HAND in run.inputs}) for group in groups
+    }
     lines += [f"changed by hand in {label}: {' and '.join(what)}" for label, what in changed.items() if what]
     return [*lines, *_settings(groups), *_partitions(groups), *_seeds(groups)]
 

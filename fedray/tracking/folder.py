@@ -95,8 +95,9 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     def look(self, stepped: bool = False) -> FoundRun:
-        """Finds out whether the folder is new, or holds this run unfinished or finished. Nothing is changed. ``stepped``
-        says whether the run is a :class:`fedray.Simulation`, some of whose rounds may have been changed by hand.
+        """Finds out whether the folder is new, or holds this run unfinished or finished. Nothing is changed.
+        ``stepped`` says whether the run is a :class:`fedray.Simulation`, some of whose rounds may have been changed by
+        hand.
 
         With ``run.resume: false`` the folder always counts as new. Otherwise :class:`UserError` is raised if the folder
         has other files but no run, if its files are damaged, or if it holds a run with another configuration, data,

@@ -98,7 +98,9 @@ class Recorder:
     def by_hand(self, changes: Mapping[int, Sequence[str]]) -> None:
         """Records what the user has changed by hand, such as the cohort, in which rounds. From then on the folder does
         not hold the run that its settings describe."""
-        rounds = {what: [number for number in sorted(changes) if what in changes[number]] for what in ("model", "cohort")}
+        rounds = {
+            what: [number for number in sorted(changes) if what in changes[number]] for what in ("model", "cohort")
+        }
         text = ", ".join(f"{what} of {_rounds_text(numbers)}" for what, numbers in rounds.items() if numbers)
         write_whole(self.folder.path / INPUTS, json.dumps({**self.folder.inputs, BY_HAND: text}, indent=2) + "\n")
 

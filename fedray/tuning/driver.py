@@ -14,6 +14,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import UserError
 from fedray.experiment.first_checks import check_first
+from fedray.loggers import prepare
 from fedray.remote.fetching import as_path
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
@@ -235,6 +236,7 @@ def _run(
     where = placed([sweeps[0].base], runs, custom, start, None if asked == "auto" else asked, view.say)
     for sweep in sweeps:
         sweep.engine = where.settings
+        prepare(load(sweep.base).run.loggers, sweep.name)
         if not sweep.finished:
             for line in (*sweep.notes, sweep.introduction(where.concurrent)):
                 view.say(line)

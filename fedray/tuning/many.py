@@ -120,7 +120,9 @@ def simulate_many(
         return replace(found, callbacks=tuple(callbacks))
 
     view = view or (RunsView() if verbose else RunsView(tell=PythonWarnings()))
-    for line in custom_objects(load(planned[0].settings), None, None, None, label_column, **objects).notes(len(planned)):
+    for line in custom_objects(load(planned[0].settings), None, None, None, label_column, **objects).notes(
+        len(planned)
+    ):
         view.say(line)
     made: Made = make_runs(planned, place, view, custom, most)
     return ManyRuns(place, runs, made.failures, made.interrupted)
@@ -152,8 +154,8 @@ def product(
     base = load(config, overrides)
     axes = _axes(base, seeds, over, overrides)
     count = 1
-    for values in axes.values():
-        count *= len(values)
+    for column in axes.values():
+        count *= len(column)
     if count > MOST_RUNS:
         raise UserError(f"over: these are {count:,} runs, and {MOST_RUNS:,} are the most")
     group = base.run.name or (Path(config).stem if isinstance(config, (str, Path)) else "runs")
@@ -233,10 +235,15 @@ def _short_keys(axes: Mapping[str, Any]) -> dict[str, str]:
 
 def _name(values: Mapping[str, Any]) -> str:
     """Returns the name of a run, such as ``fedavg-alpha_0.1-seed_0``."""
-    parts = [short_name(value) if key == "name" and isinstance(value, str) else f"{key}_{value}" for key, value in values.items()]
+    parts = [
+        short_name(value) if key == "name" and isinstance(value, str) else f"{key}_{value}"
+        for key, value in values.items()
+    ]
     name = plain("-".join(parts))
     if len(name) > LONGEST:
-        raise UserError(f"over: a run would have the name {name[:40]}..., which is too long: make a file for each value")
+        raise UserError(
+            f"over: a run would have the name {name[:40]}..., which is too long: make a file for each value"
+        )
     return name
 
 

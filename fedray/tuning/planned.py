@@ -11,6 +11,7 @@ from fedray.config import load
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import last_line
+from fedray.loggers import prepare
 from fedray.tuning.finals import is_finished
 from fedray.tuning.trial import Assignment, Line, Message, Round, RunEnd
 from fedray.util.uris import below, is_uri
@@ -149,6 +150,7 @@ def make_runs(
     line = "stopping the runs after this round"
     with RayStart(first.engine, view.say, at_once=True) as start, interruptible(view.say, line) as stopping:
         start.ready()
+        prepare(load(planned[0].settings).run.loggers, Path(output_name(place)).name)
         view.began([run.folder for run in planned])
         try:
             for group in groups.values():

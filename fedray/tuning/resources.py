@@ -66,8 +66,9 @@ def placed(
     """Decides how trials are placed on the cluster to which ``start`` has connected.
 
     ``bases`` are settings of trials, which have the same keys ``engine.*``. If trials share a GPU, the one that takes
-    most of its memory counts. ``runs`` are the folders of their runs, of which some may have begun. ``custom`` has the data set and the user's
-    objects, ``limit`` is how many trials may run at the same time (None: as many as fit), and ``say`` shows a line.
+    most of its memory counts. ``runs`` are the folders of their runs, of which some may have begun. ``custom`` has the
+    data set and the user's objects, ``limit`` is how many trials may run at the same time (None: as many as fit), and
+    ``say`` shows a line.
     """
     started_here, base = start.ready(), bases[0]
     asked = load(base).engine

@@ -108,9 +108,9 @@ class SweepSpec:
 
     def output_keys(self, folder: Path) -> dict[str, Any]:
         """Returns the settings that make a run create its run folder in ``folder``, which is a folder within the
-        sweep's folder. They are a dict with the keys ``run.output`` and ``run.group``, and with ``run.working_copy`` if the sweep has a
-        URI. In that case the run, not the sweep, sends the run's results to the URI, because the run may be on another
-        node than the sweep."""
+        sweep's folder. They are a dict with the keys ``run.output`` and ``run.group``, and with ``run.working_copy`` if
+        the sweep has a URI. In that case the run, not the sweep, sends the run's results to the URI, because the run
+        may be on another node than the sweep."""
         group = {"run.group": self.name}
         if self.uri is None:
             return {"run.output": str(folder), **group}

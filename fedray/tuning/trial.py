@@ -112,9 +112,11 @@ def run_trial(
     """
     from fedray.api import run_experiment
 
-    display = None
-    if assignment.alone:
-        display = Display(quiet=True, warn=lambda line: report(Line(line)) if line.startswith(WARNING) else None)
+    def warn(line: str) -> None:
+        if line.startswith(WARNING):
+            report(Line(line))
+
+    display = Display(quiet=True, warn=warn) if assignment.alone else None
     for number, settings in enumerate(assignment.runs):
         config, step = load(settings), 0
 

@@ -19,11 +19,19 @@ def logged(folder: Path, *loggers: Any, **changes: Any) -> Any:
     return run(folder, "fedprox", run__loggers=list(loggers), run__rounds=ROUNDS, **changes)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def offline(tmp_path_factory):
+    """The tools keep what they are shown below a folder, and ask nobody. trackio reads its folder when it is
+    imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("TRACKIO_DIR", str(tmp_path_factory.mktemp("trackio")))
+        yield
+
+
 @pytest.fixture
-def places(tmp_path, monkeypatch):
-    """All three tools keep what they are shown below a folder, and ask nobody."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+def places(tmp_path):
+    """Where MLflow keeps the runs of a test."""
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
@@ -58,16 +66,15 @@ def test_mlflow_shows_a_run_once_through_a_stop(tmp_path, places):
     )
 
 
-def test_trackio_has_the_rounds(tmp_path, places):
+def test_trackio_has_the_rounds(tmp_path):
     result = logged(tmp_path, {"name": "trackio", "project": "mine"})
-    from trackio import Api
+    from trackio.sqlite_storage import SQLiteStorage
 
-    (shown,) = Api().runs("mine")
-    found = {point["step"]: point["value"] for point in shown.history("train_loss")} if hasattr(shown, "history") else {}
+    found = {point["step"]: point["train_loss"] for point in SQLiteStorage.get_logs("mine", result.folder.name)}
     assert found == dict(result.metrics[["round", "train_loss"]].itertuples(index=False, name=None))
 
 
-def test_wandb_has_a_folder_of_its_own_in_the_run_folder(tmp_path, places):
+def test_wandb_has_a_folder_of_its_own_in_the_run_folder(tmp_path):
     result = logged(tmp_path, {"name": "wandb", "project": "mine"})
     (folder,) = (result.folder / "wandb").glob("offline-run-*")
     assert list(folder.glob("*.wandb"))
@@ -88,7 +95,9 @@ def test_a_logger_that_fails_does_not_end_the_run(tmp_path):
         "class Fails:\n    def round(self, report):\n        raise OSError('no route')\n"
         "class FailsAtOnce:\n    def start(self, run):\n        raise OSError('no route')\n"
     )
-    with pytest.warns(UserWarning, match=r"run.loggers: .*Fails failed in round: OSError: no route.* goes on without it"):
+    with pytest.warns(
+        UserWarning, match=r"run.loggers: .*Fails failed in round: OSError: no route.* goes on without it"
+    ):
         assert logged(tmp_path / "runs", f"{code}:Fails").status == "completed"
     with pytest.raises(UserError, match="FailsAtOnce failed in start: OSError: no route"):
         logged(tmp_path / "other", f"{code}:FailsAtOnce")
