@@ -11,6 +11,7 @@ import posixpath
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,15 @@ def pages() -> dict[str, str]:
     for folder in {name for name in targets(found) if (ROOT / name).is_dir()}:
         if f"{folder}/README.md" not in found:
             found[f"{folder}/README.md"] = page_of(folder)
+    found = {name: LINK.sub(partial(_to_page, name), text) for name, text in found.items()}
     return {**found, "reference/python.md": python(), **dict(keys())}
+
+
+def _to_page(page: str, link: re.Match[str]) -> str:
+    """Returns a link, which leads to the page of a folder if it leads to a folder."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link[1] or ""))
+    is_folder = link[1] and not link[1].startswith((*ELSEWHERE, "#")) and (ROOT / target).is_dir()
+    return link[0].replace(link[1], f"{link[1]}/README.md", 1) if is_folder else link[0]
 
 
 def linked(texts: dict[str, str]) -> list[str]:

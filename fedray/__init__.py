@@ -31,7 +31,8 @@ _HOME = {
     "Callback": "engine.callbacks", "ClientError": "errors", "Comparison": "results.compare",
     "Evaluation": "evaluating.tables", "FedrayWarning": "warning", "ManyRuns": "tuning.many",
     "Report": "engine.callbacks", "RunResult": "tracking.result", "RunStart": "engine.callbacks",
-    "Simulation": "simulation", "SweepResult": "tuning", "UploadRows": "core.upload", "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
+    "Simulation": "simulation", "SweepResult": "tuning", "UploadRows": "core.upload",
+    "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
     "each_sample": "core.transform", "evaluate": "evaluating.evaluate", "simulate": "api",
     "simulate_many": "tuning.many", "tune": "tuning",
 }  # fmt: skip
