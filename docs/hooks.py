@@ -7,6 +7,7 @@ below ``reference/`` are made of docstrings and of the descriptions of keys.
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 import subprocess
@@ -48,7 +49,7 @@ def pages() -> dict[str, str]:
         if f"{folder}/README.md" not in found:
             found[f"{folder}/README.md"] = page_of(folder)
     found = {name: LINK.sub(partial(_to_page, name), text) for name, text in found.items()}
-    return {**found, "reference/python.md": python(), **dict(keys())}
+    return {**found, "gallery.md": gallery(), "reference/python.md": python(), **dict(keys())}
 
 
 def _to_page(page: str, link: re.Match[str]) -> str:
@@ -87,6 +88,18 @@ def page_of(folder: str) -> str:
     return "\n".join([f"# {folder}\n", *(f"* [{name}]({name})" for name in names if not name.startswith("."))]) + "\n"
 
 
+def gallery() -> str:
+    """Returns the page about the examples, which is made of their docstrings and of the pictures in docs/gallery."""
+    parts = ["# Gallery", "Each example is a program of a page, with data that come with fedray or that it makes."]
+    for name in in_repository("docs/gallery/*.png"):
+        program = f"analysis/examples/{Path(name).stem}.py"
+        title, command, text = (ast.get_docstring(ast.parse((ROOT / program).read_text())) or "").split("\n\n", 2)
+        shown = title.replace("\n", " ")
+        parts += [f"## {shown.partition(':')[0]}", f"{shown.partition(': ')[2]}", f"![{shown}]({name})"]
+        parts += [f"```\n{command}\n```", text, f"[The program]({program})"]
+    return "\n\n".join(parts) + "\n"
+
+
 def python() -> str:
     """Returns the page about what is imported from ``fedray``, of which mkdocstrings makes one of docstrings."""
     import fedray
@@ -106,12 +119,10 @@ def keys() -> Iterator[tuple[str, str]]:
 
 def table(title: str, documented: Iterable[tuple[str, Any, str, str]]) -> str:
     """Returns a page with a table of keys for each section."""
-    lines, section = [f"# {title}\n"], ""
+    sections: dict[str, list[str]] = {}
     for key, default, takes, what in documented:
-        above = key.rpartition(".")[0]
-        if above != section:
-            section = above
-            lines += [f"\n## {section}\n", "| key | default | takes | what it is |", "| --- | --- | --- | --- |"]
         shown = "" if default is None or callable(default) else f"`{default}`"
-        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in (f"`{key}`", shown, takes, what)) + " |")
-    return "\n".join(lines) + "\n"
+        cells = " | ".join(each.replace("|", "\\|") for each in (f"`{key}`", shown, takes, what))
+        sections.setdefault(key.rpartition(".")[0], []).append(f"| {cells} |")
+    head = "| key | default | takes | what it is |\n| --- | --- | --- | --- |"
+    return "\n".join([f"# {title}", *(f"\n## {name}\n\n{head}\n" + "\n".join(rows) for name, rows in sections.items())])

@@ -19,7 +19,8 @@ import fedray
 
 KEYS = {
     "algorithm.name": "fedavg", "data.clients": 10, "data.partition.kind": "iid", "model.name": "mlp",
-    "train.local_steps": 10, "train.batch_size": 32, "train.lr": 0.05, "train.weighting": "uniform", "run.rounds": 25,
+    "train.local_steps": 10, "train.batch_size": 32, "train.lr": 0.05, "train.weighting": "uniform",
+    "run.rounds": 25, "engine.kind": "local",
 }  # fmt: skip
 ATTACK = {"attack.kind": "sign_flip", "attack.fraction": 0.2, "attack.scale": 5.0}
 MEDIAN = {"train.aggregation": {"kind": "median"}}

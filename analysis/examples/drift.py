@@ -20,7 +20,7 @@ import fedray
 KEYS = {
     "data.clients": 10, "data.partition.kind": "label_skew", "data.partition.classes_per_client": 2,
     "model.name": "mlp", "train.local_steps": 20, "train.batch_size": 32, "train.lr": 0.05, "run.rounds": 25,
-    "run.diagnostics": True,
+    "run.diagnostics": True, "engine.kind": "local",
 }  # fmt: skip
 NAMES = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
 
@@ -37,7 +37,7 @@ def main(folder: Path = Path("runs/examples"), **settings: Any) -> dict[str, pd.
 
 def picture(found: dict[str, pd.DataFrame]) -> Figure:
     figure = Figure(figsize=(7.4, 3), layout="constrained")
-    panels = {"client_drift": "drift of the clients' models", "test_accuracy": "test accuracy"}
+    panels = {"drift": "drift of the clients' models", "test_accuracy": "test accuracy"}
     for axes, (column, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for (name, rows), colour in zip(found.items(), ("black", "#d55e00"), strict=True):
             axes.plot(rows["round"], rows[column], color=colour, label=NAMES[name])

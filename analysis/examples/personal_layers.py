@@ -21,7 +21,7 @@ import fedray
 KEYS = {
     "data.clients": 20, "data.partition.kind": "dirichlet", "data.partition.alpha": 0.1, "model.name": "mlp",
     "train.local_epochs": 2, "train.batch_size": 20, "train.lr": 0.05, "run.rounds": 20, "run.eval_every": 20,
-    "run.eval_clients": "all",
+    "run.eval_clients": "all", "engine.kind": "local",
 }  # fmt: skip
 SCORES = {"fedavg": "global_accuracy", "fedper": "personal_accuracy"}
 """The column of each algorithm's evaluation with what its clients would use."""

@@ -37,13 +37,13 @@ def pictures(count: int, seed: int, brightness: float, noise: float) -> tuple[np
 
 
 class Small(nn.Module):
-    """Four convolutions, whose outputs are a score of each class for each pixel, ``[b, 3, SIZE, SIZE]``."""
+    """Five convolutions that see ever wider parts of the picture, whose outputs are a score of each class for each pixel, ``[b, 3, SIZE, SIZE]``."""
 
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for before, after in ((1, 16), (16, 16), (16, 16)):
-            layers += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU()]
+        for before, wide in ((1, 1), (16, 1), (16, 2), (16, 4)):
+            layers += [nn.Conv2d(before, 16, 3, padding=wide, dilation=wide), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Conv2d(16, len(CLASSES), 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,8 +54,9 @@ def main(folder: Path = Path("runs/examples"), **settings: Any) -> fedray.RunRes
     clients = [pictures(60, seed, 0.5 + seed / 8, 0.02 + 0.02 * (seed % 4)) for seed in range(8)]
     test = pictures(100, 1000, 1.0, 0.05)
     keys = {
-        "algorithm.name": "fedavg", "run.name": "segmentation", "run.output": str(folder), "run.rounds": 20,
-        "run.eval_every": 5, "train.lr": 0.1, "train.batch_size": 20, "train.local_epochs": 2,
+        "algorithm.name": "fedavg", "run.name": "segmentation", "run.output": str(folder), "run.rounds": 30,
+        "run.eval_every": 5, "train.optimizer": "adam", "train.lr": 0.003, "train.batch_size": 20,
+        "train.local_epochs": 4, "task.metric": "accuracy", "engine.kind": "local",
     }  # fmt: skip
     result = fedray.simulate({**keys, **settings}, data=clients, test=test, model=Small, verbose=True)
     picture(result, *test).savefig(folder / "segmentation.png", dpi=150)

@@ -22,6 +22,7 @@ KEYS: dict[str, Any] = {
     "algorithm.name": "fedavg", "data.clients": 60, "data.partition.alpha": 0.5, "model.name": "mlp",
     "train.cohort_size": 10, "train.local_steps": 10, "train.batch_size": 32, "train.lr": 0.05, "run.rounds": 40,
     "system.flops_per_second": SPEEDS, "system.up_mbps": 10, "system.down_mbps": 20, "system.latency_ms": 50,
+    "engine.kind": "local",
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "waits for all": {},

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedray.config import documented_keys
 from fedray.errors import UserError, near_miss
 from fedray.results.runs import SEEDS, RecordedRun
+from fedray.usercode.importing import is_user_defined, short_name
 
 ALGORITHM = "algorithm.name"
 
@@ -47,13 +48,15 @@ class Group:
     Groups on the same data with the same model form an environment. The settings that differ between groups are in
     three dicts by dotted key: ``values`` has those that distinguish the group from others in its environment, and
     ``environment`` those that distinguish its environment from others. ``further`` has the rest, which distinguish
-    nothing more: they are the same wherever ``values`` and ``environment`` are the same.
+    nothing more: they are the same wherever ``values`` and ``environment`` are the same. With ``whole`` the group's
+    name has the whole names of the user's files, as ``other/mine.py:Mine``, and not only ``Mine``.
     """
 
     values: Mapping[str, Any]
     environment: Mapping[str, Any]
     further: Mapping[str, Any]
     runs: Sequence[RecordedRun]
+    whole: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -64,13 +67,13 @@ class Group:
     def label(self) -> str:
         """The name of the group, such as ``fedprox, mu=0.1``, which distinguishes it from others on the same data with
         the same model."""
-        return name_of_values(self.values) or self.algorithm
+        return name_of_values(self.values, self.whole) or name_of_values({ALGORITHM: self.algorithm}, self.whole)
 
     @property
     def place(self) -> str:
         """The name of the group's environment (the data and the model on which it was run), such as ``alpha=0.1``. It
         is empty if there is only one environment."""
-        return name_of_values(self.environment)
+        return name_of_values(self.environment, self.whole)
 
     @property
     def ended(self) -> list[RecordedRun]:
@@ -78,12 +81,15 @@ class Group:
         return [run for run in self.runs if not run.diverged]
 
 
-def name_of_values(values: Mapping[str, Any]) -> str:
-    """Returns a short name for a group with the settings ``values`` (by dotted key), such as ``fedprox, mu=0.1``."""
+def name_of_values(values: Mapping[str, Any], whole: bool = True) -> str:
+    """Returns a short name for a group with the settings ``values`` (by dotted key), such as ``fedprox, mu=0.1``. Unless
+    it is ``whole``, user-defined objects have the names of their classes, without their files."""
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
         text = value if isinstance(value, str) else _number(value) if isinstance(value, float) else _text(value)
+        if not whole and key in KNOWN_BY_THEIR_VALUES and is_user_defined(text):
+            text = short_name(text)
         parts.append(text if key in KNOWN_BY_THEIR_VALUES else f"{name if names.count(name) == 1 else key}={text}")
     return ", ".join(parts)
 
@@ -121,6 +127,9 @@ def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Grou
         groups.append(
             Group(_select(values, of_groups), _select(values, of_environments), _select(values, further), members)
         )
+    if len({(group.place, group.label) for group in groups}) < len(groups):
+        # two files have classes of the same name
+        groups = [replace(group, whole=True) for group in groups]
     return sorted(groups, key=lambda group: (*_order(group.environment), *_order(group.values)))
 
 

@@ -48,6 +48,37 @@ def assert_learns(result: RunResult) -> None:
     assert losses.iloc[-1] < 0.95 * losses.iloc[0]
 
 
+PICTURES = {
+    "segmentation": {"run.rounds": 1, "train.local_epochs": 1},
+    "personal_layers": {"run.rounds": 2, "run.eval_every": 2},
+    "private_training": {"run.rounds": 2, "run.eval_every": 1},
+    "drift": {"run.rounds": 2},
+    "stepping": {"run.rounds": 3},
+    "attacks": {"run.rounds": 2},
+    "slow_devices": {"run.rounds": 3},
+}
+"""The examples of the gallery that take settings, with what makes them short."""
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_gallery(name, tmp_path):
+    """Each runs, draws what it computed, and stands in the gallery with a picture of its whole run."""
+    example(name).main(tmp_path, **PICTURES[name])
+    assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "short"), [("own_algorithm", {"seeds": 1}), ("sweep", {"trials": 2})])
+def test_gallery_on_ray(name, short, tmp_path):
+    example(name).main(tmp_path, **short, **{"run.rounds": 2})
+    assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+def test_every_picture_of_the_gallery_has_its_example():
+    shown = {path.stem for path in (FOLDER.parents[1] / "docs" / "gallery").glob("*.png")}
+    assert shown == {*PICTURES, "own_algorithm", "sweep"}
+
+
 SHORT = {"engine.kind": "local", "run.checkpoint_every": 0}
 
 

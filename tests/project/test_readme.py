@@ -37,7 +37,7 @@ PAGES = ("start.md", "stepping.md", "many_runs.md")
 
 
 TRIED = (
-    "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
+    "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "class Momentum", "AlgorithmContract", "from fedray import tune",
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
     "class Heavy", "class Private", "def rings", "def focal", "class Lines", "class Clip", "class Processes(",
@@ -95,15 +95,20 @@ def test_own_transform(tmp_path: Path) -> None:
     assert 0 < float(run(tmp_path, "-c", block("change = v2.Compose").replace("{", '{"train.local_steps": 1, '))) <= 1
 
 
-@pytest.mark.parametrize(("name", "text"), [("Near", "class Near"), ("Mine", "class Mine(Algorithm)")])
-def test_own_algorithm(tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "setting"),
+    [
+        ("Near", "class Near", "algorithm.mu=0.1"),
+        ("Mine", "class Mine(Algorithm)", "algorithm.mu=0.1"),
+        ("Momentum", "class Momentum", "algorithm.beta=0.5"),
+    ],
+)
+def test_own_algorithm(tmp_path: Path, name: str, text: str, setting: str) -> None:
     code, file = block(text), f"{name.lower()}.py"
     assert len(code.splitlines()) < 30
     (tmp_path / file).write_text(code)
     settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=4"]
-    assert "completed after 2 rounds" in run(
-        tmp_path, "run", f"algorithm.name={file}:{name}", "algorithm.mu=0.1", *settings
-    )
+    assert "completed after 2 rounds" in run(tmp_path, "run", f"algorithm.name={file}:{name}", setting, *settings)
 
 
 def test_own_contract(tmp_path: Path) -> None:
@@ -255,7 +260,7 @@ def test_commands_are_found() -> None:
 def test_words_of_commands(document: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options and keys exist."""
     # help ends the program
-    words = [word for word in words if word not in ("...", "--help")]
+    words = [word for word in words if word not in ("...", "--help", "--version")]
     if not words:
         return
     cli._check_words(words)

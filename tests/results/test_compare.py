@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from compared_runs import change, cut, diverge, other_input
+from matplotlib.text import Text
 from pages import Page
 from scipy import stats
 
@@ -20,8 +21,9 @@ from fedray.cli.main import main
 from fedray.results.comparison_files import page_of, write
 from fedray.results.grouping import name_of_values
 from fedray.results.measure import Measure
+from fedray.results.pictures import curves_figure
 from fedray.results.statistics import with_interval
-from fedray.results.style import lines_for
+from fedray.results.style import lines_for, style, styled
 from fedray.results.tables import digits_of, in_units, markdown, tables_of
 
 
@@ -292,3 +294,24 @@ def test_lines_have_their_markers_at_different_points():
         marked = [{*range(start, points, every)} for start, every in places]
         assert all(marked)
         assert sum(map(len, marked)) == len(set.union(*marked))
+
+
+def test_pictures_for_a_paper(runs, tmp_path, capsys):
+    """As wide as a column, with text of a caption's size, in PDF with fonts that publishers take."""
+    assert main(["compare", str(runs), "--style", "paper", "--output", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"curves.pdf", "curves.svg", "figure-1.pdf"} <= files
+    pdf = (tmp_path / "out" / "curves.pdf").read_bytes()
+    assert b"/Type3" not in pdf
+    (box,) = set(re.findall(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+)", pdf))
+    assert float(box[0]) <= 2 * 3.3 * 72 + 1
+    with styled("paper"):
+        figure = curves_figure(fedray.compare(runs))
+    sizes = {text.get_fontsize() for axes in figure.axes for text in axes.findobj(Text) if text.get_text()}
+    assert max(sizes) <= 9
+    assert len({line.get_linestyle() for line in figure.axes[0].lines}) > 1
+    assert style().formats == ("png", "svg")
+    tex = (tmp_path / "out" / "comparison.tex").read_text()
+    labels = re.findall(r"\\label\{tab:[a-z0-9-]+\}", tex)
+    assert len(set(labels)) == len(labels) == tex.count(r"\begin{table}")
