@@ -82,8 +82,8 @@ class Group:
 
 
 def name_of_values(values: Mapping[str, Any], whole: bool = True) -> str:
-    """Returns a short name for a group with the settings ``values`` (by dotted key), such as ``fedprox, mu=0.1``. Unless
-    it is ``whole``, user-defined objects have the names of their classes, without their files."""
+    """Returns a short name for a group with the settings ``values`` (by dotted key), such as ``fedprox, mu=0.1``.
+    Unless it is ``whole``, user-defined objects have the names of their classes, without their files."""
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):

@@ -37,7 +37,8 @@ PAGES = ("start.md", "stepping.md", "many_runs.md")
 
 
 TRIED = (
-    "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "class Momentum", "AlgorithmContract", "from fedray import tune",
+    "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "class Momentum",
+    "AlgorithmContract", "from fedray import tune",
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
     "class Heavy", "class Private", "def rings", "def focal", "class Lines", "class Clip", "class Processes(",
