@@ -8,6 +8,7 @@ below ``reference/`` are made of docstrings and of the descriptions of keys.
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 import subprocess
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 LINK = re.compile(r"\]\(([^)\s]+?)(?:#[^)\s]*)?\)|<img[^>]* src=\"([^\"]+)\"")
 
-ELSEWHERE = ("http:", "https:", "mailto:")
+ELSEWHERE = ("data:", "http:", "https:", "mailto:")
 
 PYTHON = """# Python
 
@@ -49,6 +50,7 @@ def pages() -> dict[str, str]:
         if f"{folder}/README.md" not in found:
             found[f"{folder}/README.md"] = page_of(folder)
     found = {name: LINK.sub(partial(_to_page, name), text) for name, text in found.items()}
+    found |= {name.replace(".ipynb", ".md"): notebook(ROOT / name) for name in in_repository("docs/notebooks/*.ipynb")}
     return {**found, "gallery.md": gallery(), "reference/python.md": python(), **dict(keys())}
 
 
@@ -98,6 +100,28 @@ def gallery() -> str:
         parts += [f"## {shown.partition(':')[0]}", f"{shown.partition(': ')[2]}", f"![{shown}]({name})"]
         parts += [f"```\n{command}\n```", text, f"[The program]({program})"]
     return "\n\n".join(parts) + "\n"
+
+
+def notebook(path: Path) -> str:
+    """Returns an executed notebook as a page."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        printed = "".join("".join(output["text"]) for output in cell.get("outputs", []) if "text" in output)
+        parts += [f"```\n{printed.rstrip()}\n```"] if printed else []
+        parts += [shown(output["data"]) for output in cell.get("outputs", []) if "data" in output]
+    return "\n\n".join([*parts, f"[The notebook]({path.name})"]) + "\n"
+
+
+def shown(data: dict[str, Any]) -> str:
+    """Returns an output of a notebook's cell as Markdown. ``data`` has its forms."""
+    if "image/png" in data:
+        return f'<img alt="what the cell draws" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+    if "text/html" in data:
+        # blank lines would end the HTML
+        return "<div>" + re.sub(r"\n\s*\n", "\n", "".join(data["text/html"])) + "</div>"
+    return "```\n" + "".join(data["text/plain"]).rstrip() + "\n```"
 
 
 def python() -> str:

@@ -37,7 +37,8 @@ def pictures(count: int, seed: int, brightness: float, noise: float) -> tuple[np
 
 
 class Small(nn.Module):
-    """Five convolutions that see ever wider parts of the picture, whose outputs are a score of each class for each pixel, ``[b, 3, SIZE, SIZE]``."""
+    """Five convolutions that see ever wider parts of the picture. The outputs are a score of each class for each pixel,
+    ``[b, 3, SIZE, SIZE]``."""
 
     def __init__(self) -> None:
         super().__init__()

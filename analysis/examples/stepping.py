@@ -36,9 +36,9 @@ def restless(sim: fedray.Simulation) -> Iterator[fedray.Report]:
         order = sorted(moved, key=lambda client: (-moved[client], client))
         others = [client for client in order if client not in order[:3]]
         report = sim.step(cohort=[*order[:3], *rng.choice(others, 2, replace=False)])
-        server = parameters_to_vector(report.model().parameters())
+        server = parameters_to_vector(report.model().parameters()).detach()
         for client in report.clients["client"]:
-            own = parameters_to_vector(report.client_model(client).parameters())
+            own = parameters_to_vector(report.client_model(client).parameters()).detach()
             moved[client] = float(torch.linalg.vector_norm(own - server))
         yield report
 

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: as a bar on a terminal, and as plain lines elsewhere."""
+"""Shows the progress of a run: as a bar on a terminal and in a notebook, and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedray.tracking.bars import Bar, NotebookBar, TerminalBar, in_notebook
 
 PLAIN_SECONDS = 2.0
 """The shortest time between two plain lines, in seconds. The lines about the first and the last round are always
@@ -17,8 +18,8 @@ shown."""
 
 
 class Display:
-    """Shows the progress of a run on ``console``: a progress bar if it is a terminal, and otherwise plain lines. Lines
-    for the user, such as warnings, are shown by :meth:`say`, above the bar if there is one.
+    """Shows the progress of a run on ``console``: a progress bar if it is a terminal or in a notebook, and otherwise
+    plain lines. Lines for the user, such as warnings, are shown by :meth:`say`, above the bar if there is one.
 
     If ``quiet`` is true, nothing is shown, and :meth:`say` calls the function ``warn`` with each of its lines instead.
     """
@@ -28,7 +29,7 @@ class Display:
     ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet, self.warn = quiet, warn
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._began = self._shown = self._timed = 0.0
         self._clients = self._rounds = self._first = 0
         self._metric = "accuracy"
@@ -37,8 +38,7 @@ class Display:
         if self.quiet:
             self.warn(line)
         else:
-            console = self._bar.console if self._bar else self.console
-            console.print(printable(line, console), markup=False)
+            self.console.print(printable(line, self.console), markup=False)
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
         """Starts to show the progress of a run of ``rounds`` rounds.
@@ -49,17 +49,16 @@ class Display:
         self._metric, self._rounds, self._first, self._began = metric, rounds, done, time.monotonic()
         if done:
             self.say(f"round {done} reached before; going on from its checkpoint")
-        if not self.quiet and self.console.is_terminal:
+        if not self.quiet and self._has_bars:
             self._start_bar("round", rounds, done)
 
     def _start_bar(self, label: str, total: int, done: int) -> None:
         self.stop()
-        self._bar = Progress(
-            TextColumn(label), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(), TextColumn("left"), console=self.console,
-        )  # fmt: skip
-        self._bar.start()
-        self._task = self._bar.add_task("", total=total, completed=done, status="")
+        self._bar = NotebookBar(label, total, done) if in_notebook() else TerminalBar(self.console, label, total, done)
+
+    @property
+    def _has_bars(self) -> bool:
+        return self.console.is_terminal or in_notebook()
 
     def round(self, metrics: Mapping[str, Any]) -> None:
         """Shows on the terminal that a round is done, with its loss and metrics.
@@ -71,7 +70,7 @@ class Display:
         speed = self._clients / max(now - self._began, 1e-9)
         status = printable(f"{_status(metrics, self._metric)}  {speed:,.0f} clients/s", self.console)
         if self._bar:
-            self._bar.update(self._task, completed=number, status=status)
+            self._bar.update(number, status)
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
             self._shown = now
             # the first round has the start in it, and says little about the others
@@ -103,11 +102,11 @@ class Display:
         if self.quiet:
             return
         now = time.monotonic()
-        if self.console.is_terminal:
+        if self._has_bars:
             if self._bar is None:
                 self._start_bar("reading samples", total, done)
             assert self._bar is not None
-            self._bar.update(self._task, completed=done)
+            self._bar.update(done)
         elif done == total or now - self._shown >= PLAIN_SECONDS:
             self._shown = now
             self.say(f"reading samples: {done:,} of {total:,}")

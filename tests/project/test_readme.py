@@ -297,6 +297,14 @@ def test_links(document: str) -> None:
             assert anchor in anchors(target.read_text()), link
 
 
+def test_messages_that_are_explained_exist() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "fedray").rglob("*.py"))
+    table = TEXTS["docs/errors.md"].partition("| the line has |")[2]
+    quoted = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(quoted) > 10
+    assert [text for text in quoted if text not in code] == []
+
+
 def test_names_in_the_round() -> None:
     """The table that follows a client's data through a round names files, and in them functions and classes."""
     rows = re.findall(r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]*\|$", TEXTS["fedray/README.md"], re.MULTILINE)
