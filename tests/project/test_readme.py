@@ -348,3 +348,16 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_length_of_the_first_page() -> None:
     assert len(TEXTS["README.md"].splitlines()) <= 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["start.md", "many_runs.md", "loggers.md"])
+def test_commands_of_a_page_one_after_another(tmp_path: Path, page: str) -> None:
+    """Each succeeds in a folder that has the files of the page and what the commands before have left."""
+    text = TEXTS[f"docs/{page}"]
+    for name, content in re.findall(r"```yaml\n# (\S+\.yaml)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).write_text(content)
+    commands = re.findall(r"^    \$ fedray (.*)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        run(tmp_path, *shlex.split(command))
