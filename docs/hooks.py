@@ -92,12 +92,16 @@ def page_of(folder: str) -> str:
 
 def gallery() -> str:
     """Returns the page about the examples, which is made of their docstrings and of the pictures in docs/gallery."""
-    parts = ["# Gallery", "Each example is a program of a page, with data that come with fedray or that it makes."]
+    parts = [
+        "# Gallery",
+        "Each example is a program of about one page, with data that come with fedray or that it makes.",
+    ]
     for name in in_repository("docs/gallery/*.png"):
         program = f"analysis/examples/{Path(name).stem}.py"
         title, command, text = (ast.get_docstring(ast.parse((ROOT / program).read_text())) or "").split("\n\n", 2)
         shown = title.replace("\n", " ")
-        parts += [f"## {shown.partition(':')[0]}", f"{shown.partition(': ')[2]}", f"![{shown}]({name})"]
+        what = shown.partition(": ")[2]
+        parts += [f"## {shown.partition(':')[0]}", f"{what[:1].upper()}{what[1:]}", f"![{shown}]({name})"]
         parts += [f"```\n{command}\n```", text, f"[The program]({program})"]
     return "\n\n".join(parts) + "\n"
 
@@ -145,8 +149,9 @@ def table(title: str, documented: Iterable[tuple[str, Any, str, str]]) -> str:
     """Returns a page with a table of keys for each section."""
     sections: dict[str, list[str]] = {}
     for key, default, takes, what in documented:
+        default = str(default).lower() if isinstance(default, bool) else default
         shown = "" if default is None or callable(default) else f"`{default}`"
         cells = " | ".join(each.replace("|", "\\|") for each in (f"`{key}`", shown, takes, what))
-        sections.setdefault(key.rpartition(".")[0], []).append(f"| {cells} |")
+        sections.setdefault(key.rpartition(".")[0] or "the whole file", []).append(f"| {cells} |")
     head = "| key | default | takes | what it is |\n| --- | --- | --- | --- |"
     return "\n".join([f"# {title}", *(f"\n## {name}\n\n{head}\n" + "\n".join(rows) for name, rows in sections.items())])

@@ -1,10 +1,10 @@
-"""Private training: what accuracy is left if no client's part may be recognised.
+"""Private training: what accuracy is left if the models may give away little about any client.
 
 python analysis/examples/private_training.py [FOLDER]
 
-Trains 500 clients with 20 images each, of whom 50 take part in a round on average: without privacy, and so that nobody
-can tell from the models whether a client took part (epsilon 8 and 2, delta 1e-5). Writes private_training.png into
-FOLDER (runs/examples).
+500 clients with 20 images each, of whom about 50 take part in a round, train without privacy, and so that the models give
+away little about whether a client took part (epsilon 8 and 2, delta 1e-5). Writes private_training.png into FOLDER
+(runs/examples).
 """
 
 from __future__ import annotations

@@ -32,13 +32,13 @@ def pictures(count: int, seed: int, brightness: float, noise: float) -> tuple[np
         each[(rows - y) ** 2 + (columns - x) ** 2 < radius**2] = 1
         (y, x), half = rng.uniform(8, SIZE - 8, 2), rng.uniform(3, 6)
         each[(abs(rows - y) < half) & (abs(columns - x) < half)] = 2
-    shades = brightness * np.array([0.2, 0.6, 0.8])[classes] + noise * rng.standard_normal(classes.shape)
+    shades = brightness * np.array([0.2, 0.5, 0.9])[classes] + noise * rng.standard_normal(classes.shape)
     return shades[:, None].astype(np.float32), classes
 
 
 class Small(nn.Module):
-    """Five convolutions that see ever wider parts of the picture. The outputs are a score of each class for each pixel,
-    ``[b, 3, SIZE, SIZE]``."""
+    """Four convolutions that see ever wider parts of the picture, and one that scores pixels. The outputs are a score of
+    each class for each pixel, ``[b, 3, SIZE, SIZE]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ class Small(nn.Module):
 
 
 def main(folder: Path = Path("runs/examples"), **settings: Any) -> fedray.RunResult:
-    clients = [pictures(60, seed, 0.5 + seed / 8, 0.02 + 0.02 * (seed % 4)) for seed in range(8)]
+    clients = [pictures(60, seed, 0.9 + seed / 40, 0.02 + 0.03 * (seed % 4)) for seed in range(8)]
     test = pictures(100, 1000, 1.0, 0.05)
     keys = {
-        "algorithm.name": "fedavg", "run.name": "segmentation", "run.output": str(folder), "run.rounds": 30,
+        "algorithm.name": "fedavg", "run.name": "segmentation", "run.output": str(folder), "run.rounds": 15,
         "run.eval_every": 5, "train.optimizer": "adam", "train.lr": 0.003, "train.batch_size": 20,
         "train.local_epochs": 4, "task.metric": "accuracy", "engine.kind": "local",
     }  # fmt: skip

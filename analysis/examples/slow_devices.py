@@ -2,8 +2,9 @@
 
 python analysis/examples/slow_devices.py [FOLDER]
 
-On the virtual clock the server waits for everybody, or only until a deadline, or takes answers as they come. No run
-takes longer here for it. Writes slow_devices.png into FOLDER (runs/examples).
+On the virtual clock the server waits for all ten clients of a round; or it draws twelve, and waits for the first ten of
+them, at most 0.8 s; or it takes answers as they come. The waiting is simulated: no run takes longer on your machine.
+Writes slow_devices.png into FOLDER (runs/examples).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KEYS: dict[str, Any] = {
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "waits for all": {},
-    "waits 0.8 s": {"system.deadline_seconds": 0.8, "system.over_select": 1.2},
+    "first ten of twelve, at most 0.8 s": {"system.deadline_seconds": 0.8, "system.over_select": 1.2},
     "as answers come": {"system.mode": "buffered", "system.concurrency": 10, "system.buffer": 10},
 }
 
@@ -35,7 +36,13 @@ def main(folder: Path = Path("runs/examples"), **settings: Any) -> dict[str, pd.
     """Returns the rounds of each run."""
     found = {}
     for name, further in RUNS.items():
-        keys = {**KEYS, **further, "run.name": name.replace(" ", "-"), "run.output": str(folder), **settings}
+        keys = {
+            **KEYS,
+            **further,
+            "run.name": name.replace(" ", "-").replace(",", ""),
+            "run.output": str(folder),
+            **settings,
+        }
         found[name] = fedray.simulate(keys, verbose=True).metrics
     picture(found).savefig(folder / "slow_devices.png", dpi=150)
     return found

@@ -2,9 +2,9 @@
 
 python analysis/examples/stepping.py [FOLDER]
 
-After each round the clients whose models have moved furthest away from the server's take part again, which no setting
-of fedray describes; a simulation that is stepped through can. Beside it FedAvg with cohorts drawn at random. Writes
-stepping.png into FOLDER (runs/examples).
+In each round three of the five clients are those whose models were furthest from the server's when they last took part.
+No setting says that; a simulation that you step through can do it. Beside it FedAvg with cohorts drawn at random, which
+is about as good. Writes stepping.png into FOLDER (runs/examples).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ KEYS = {
 
 
 def restless(sim: fedray.Simulation) -> Iterator[fedray.Report]:
-    """Makes the rounds of ``sim``. Three of the five clients are those that moved furthest when they last took part;
-    the others are drawn from those that have waited."""
+    """Makes the rounds of ``sim``. Three of the five clients are those that moved furthest when they last took part. The
+    other two are drawn from the rest."""
     rng, moved = np.random.default_rng(0), {client: np.inf for client in sim.clients}
     while sim.round < sim.rounds:
         order = sorted(moved, key=lambda client: (-moved[client], client))

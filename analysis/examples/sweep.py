@@ -2,8 +2,8 @@
 
 python analysis/examples/sweep.py [FOLDER]
 
-Optuna proposes values, Ray runs the trials, and those that fall behind are stopped early. The sweep's page is made as
-`fedray tune --report` makes it. Writes sweep.png into FOLDER (runs/examples).
+Optuna proposes values, Ray runs the trials, and those that fall behind are stopped early. `fedray report FOLDER/sweep`
+makes a page of the sweep. Writes sweep.png into FOLDER (runs/examples).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPACE: dict[str, Any] = {
 
 def main(folder: Path = Path("runs/examples"), trials: int = 12, **settings: Any) -> pd.DataFrame:
     """Returns a table with a row for each trial."""
-    asked = [f"tune.output={folder}", "tune.name=sweep", f"tune.trials={trials}"]
+    asked = [f"tune.output={folder}", "tune.name=sweep", f"tune.trials={trials}", "tune.pruner.kind=asha"]
     (result,) = fedray.tune({**SPACE, "base": {**SPACE["base"], **settings}}, asked, verbose=True)
     table = result.trials
     picture(table).savefig(folder / "sweep.png", dpi=150)
@@ -51,7 +51,7 @@ def picture(table: pd.DataFrame) -> Figure:
         )  # fmt: skip
     figure.colorbar(drawn, label="validation accuracy, %")
     axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="mu")
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return figure
 
 

@@ -184,7 +184,8 @@ def _within(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{name}: {error}") from None
+        hint = "; keys that only one algorithm has go below for_algorithm, as in {fedprox: {algorithm.mu: 0.1}}"
+        raise UserError(f"{name}: {error}{hint if 'unknown key algorithm.' in str(error) else ''}") from None
 
 
 def path_of(place: str, run: str) -> str:
