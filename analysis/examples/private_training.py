@@ -2,8 +2,8 @@
 
 python analysis/examples/private_training.py [FOLDER]
 
-500 clients with 20 images each, of whom about 50 take part in a round, train without privacy, and so that the models give
-away little about whether a client took part (epsilon 8 and 2, delta 1e-5). Writes private_training.png into FOLDER
+500 clients with 20 images each, of whom about 50 take part in a round, train without privacy, and so that the models
+give away little about whether a client took part (epsilon 8 and 2, delta 1e-5). Writes private_training.png into FOLDER
 (runs/examples).
 """
 

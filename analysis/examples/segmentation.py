@@ -37,8 +37,8 @@ def pictures(count: int, seed: int, brightness: float, noise: float) -> tuple[np
 
 
 class Small(nn.Module):
-    """Four convolutions that see ever wider parts of the picture, and one that scores pixels. The outputs are a score of
-    each class for each pixel, ``[b, 3, SIZE, SIZE]``."""
+    """Four convolutions that see ever wider parts of the picture, and one that scores pixels. The outputs are a score
+    of each class for each pixel, ``[b, 3, SIZE, SIZE]``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,8 +29,8 @@ KEYS = {
 
 
 def restless(sim: fedray.Simulation) -> Iterator[fedray.Report]:
-    """Makes the rounds of ``sim``. Three of the five clients are those that moved furthest when they last took part. The
-    other two are drawn from the rest."""
+    """Makes the rounds of ``sim``. Three of the five clients are those that moved furthest when they last took part.
+    The other two are drawn from the rest."""
     rng, moved = np.random.default_rng(0), {client: np.inf for client in sim.clients}
     while sim.round < sim.rounds:
         order = sorted(moved, key=lambda client: (-moved[client], client))
