@@ -162,16 +162,11 @@ class Simulation:
     def model(self, name: str | None = None) -> nn.Module:
         """Returns a copy of the server's model as it is now, as a module in evaluation mode on the CPU; before the
         first round it is the initial one. ``name`` is that of a further model (:meth:`fedray.Report.model`)."""
-        from fedray.core.places import Places
-        from fedray.core.torch_state import neutral
-        from fedray.engine.driver import copying
+        from fedray.engine.driver import copying, module_of
 
         ask = self._asking()
         if self._model is not None and name is None:
-            with neutral():
-                module = self._experiment.module()
-                Places(module).load(self._model)
-                return module.eval()
+            return module_of(self._experiment, self._model)
         found: nn.Module = copying(self._experiment, ask)("model", name)
         return found
 

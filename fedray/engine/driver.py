@@ -12,7 +12,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedray.core.places import Places
 from fedray.core.torch_state import neutral
@@ -76,8 +77,15 @@ def copying(experiment: Experiment, ask: Callable[..., Any]) -> Look:
         found = ask("look", what, name)
         if what not in ("model", "client model"):
             return copy.deepcopy(found)
-        module = experiment.module()
-        Places(module).load(found)
-        return module.eval()
+        return module_of(experiment, found)
 
     return copied
+
+
+@neutral()
+def module_of(experiment: Experiment, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Returns a module with the ``tensors``, by name, for the user: in evaluation mode, on the CPU, and laid out as
+    torch makes modules, whatever layout is fastest in training."""
+    module = experiment.module()
+    Places(module).load(tensors)
+    return module.to(memory_format=torch.contiguous_format).eval()

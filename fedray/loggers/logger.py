@@ -8,18 +8,44 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from fedray.config import flat
+from fedray.config import Config, flat
 from fedray.errors import UserError
 from fedray.util.files import write_whole
 
-if TYPE_CHECKING:
-    from fedray.engine.callbacks import Report, RunStart
-    from fedray.tracking.result import RunResult
-
 IDS = "loggers.json"
 """The file of a run folder with the names under which loggers know the run."""
+
+
+class Begun(Protocol):
+    """What a logger uses of a :class:`fedray.RunStart`."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def config(self) -> Config: ...
+
+
+class Shown(Protocol):
+    """What a logger uses of a :class:`fedray.Report`."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def metrics(self) -> Mapping[str, Any]: ...
+
+
+class Ended(Protocol):
+    """What a logger uses of a :class:`fedray.RunResult`."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def summary(self) -> dict[str, Any]: ...
 
 
 class Logger:
@@ -33,15 +59,15 @@ class Logger:
         """Called once before runs of ``group`` begin side by side, to make what they would otherwise all make at the
         same time."""
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: Begun) -> None:
         """Called before the first round, and again if the run goes back to a checkpoint."""
         raise NotImplementedError
 
-    def round(self, report: Report) -> None:
+    def round(self, report: Shown) -> None:
         """Called after each round."""
         raise NotImplementedError
 
-    def end(self, result: RunResult) -> None:
+    def end(self, result: Ended) -> None:
         """Called when the run has ended."""
         raise NotImplementedError
 
@@ -74,7 +100,7 @@ class Logger:
         write_whole(folder / IDS, json.dumps({**found, self.extra: name}) + "\n")
 
 
-def name_of(run: RunStart) -> str:
+def name_of(run: Begun) -> str:
     """Returns what a run is called: the name of its folder, or, in a group, its place below the group's folder, such as
     ``0007/seed-0`` for a trial of a sweep."""
     group, parts = run.config.run.group, run.folder.parts
@@ -85,7 +111,7 @@ def name_of(run: RunStart) -> str:
     return "/".join(part for part in parts[at + 1 :] if part != "trials")
 
 
-def settings_of(run: RunStart) -> dict[str, Any]:
+def settings_of(run: Begun) -> dict[str, Any]:
     """Returns the run's settings by dotted key, without those that are null or empty."""
     found = flat(run.config.model_dump(mode="json"))
     return {key: value for key, value in found.items() if value not in (None, [], {}, "")}

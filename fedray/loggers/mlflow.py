@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedray.loggers.logger import Logger, name_of, numbers_of, settings_of
-
-if TYPE_CHECKING:
-    from fedray.engine.callbacks import Report, RunStart
-    from fedray.tracking.result import RunResult
+from fedray.loggers.logger import Begun, Ended, Logger, Shown, name_of, numbers_of, settings_of
 
 AT_ONCE = 100
 """The number of parameters that MLflow takes in one call."""
@@ -37,7 +33,7 @@ class MLflow(Logger):
         self.uri, self.experiment = uri, experiment
         self._id: str | None = None
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: Begun) -> None:
         self._connect()
         self._id = self._id or self.known(run.folder)
         if self._id is None:
@@ -54,7 +50,7 @@ class MLflow(Logger):
         # a client has no state that other code of this process could change
         self._client = self.library().MlflowClient(self.uri)
 
-    def _begin(self, run: RunStart) -> str:
+    def _begin(self, run: Begun) -> str:
         from mlflow.entities import Param
 
         name = self.experiment or run.config.run.group or "fedray"
@@ -76,14 +72,14 @@ class MLflow(Logger):
         found: str = known.experiment_id
         return found
 
-    def round(self, report: Report) -> None:
+    def round(self, report: Shown) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics: list[Any] = [Metric(name, x, now, report.round) for name, x in numbers_of(report.metrics).items()]
         self._client.log_batch(self._id, metrics=metrics)
 
-    def end(self, result: RunResult) -> None:
+    def end(self, result: Ended) -> None:
         self._client.set_tag(self._id, "fedray.status", result.status)
         self._client.set_tag(self._id, "fedray.model_sha256", str(result.summary["model_sha256"]))
         self._client.set_terminated(self._id, STATUS[result.status])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedray.loggers.logger import Logger, name_of, numbers_of, settings_of
-
-if TYPE_CHECKING:
-    from fedray.engine.callbacks import Report, RunStart
-    from fedray.tracking.result import RunResult
+from fedray.loggers.logger import Begun, Ended, Logger, Shown, name_of, numbers_of, settings_of
 
 
 class Trackio(Logger):
@@ -25,7 +21,7 @@ class Trackio(Logger):
         self.project, self.options = project, options
         self._run: Any = None
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: Begun) -> None:
         trackio = self.library()
         if self._run is not None:
             return
@@ -38,10 +34,10 @@ class Trackio(Logger):
         })  # fmt: skip
         self.remember(run.folder, self._run.name)
 
-    def round(self, report: Report) -> None:
+    def round(self, report: Shown) -> None:
         self._run.log(numbers_of(report.metrics), step=report.round)
 
-    def end(self, result: RunResult) -> None:
+    def end(self, result: Ended) -> None:
         self._run.finish()
 
     def failed(self) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedray.loggers.logger import Logger, name_of, numbers_of, settings_of
-
-if TYPE_CHECKING:
-    from fedray.engine.callbacks import Report, RunStart
-    from fedray.tracking.result import RunResult
+from fedray.loggers.logger import Begun, Ended, Logger, Shown, name_of, numbers_of, settings_of
 
 
 class WeightsAndBiases(Logger):
@@ -25,7 +21,7 @@ class WeightsAndBiases(Logger):
         self.project, self.options = project, options
         self._run: Any = None
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: Begun) -> None:
         wandb = self.library()
         if self._run is not None:
             return
@@ -39,10 +35,10 @@ class WeightsAndBiases(Logger):
         self._run.define_metric("*", step_metric="round")
         self.remember(run.folder, self._run.id)
 
-    def round(self, report: Report) -> None:
+    def round(self, report: Shown) -> None:
         self._run.log({"round": report.round, **numbers_of(report.metrics)})
 
-    def end(self, result: RunResult) -> None:
+    def end(self, result: Ended) -> None:
         self._run.summary.update({"status": result.status, "model_sha256": result.summary["model_sha256"]})
         self._run.finish(exit_code=0 if result.status == "completed" else 1)
 

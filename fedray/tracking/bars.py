@@ -47,11 +47,12 @@ class NotebookBar:
     """A bar in the output of a notebook's cell, with the same meaning as on a terminal."""
 
     def __init__(self, label: str, total: int, done: int) -> None:
-        from IPython.display import HTML, display
+        import IPython.display
 
-        self.label, self.total, self._html, self._shown = label, total, HTML, 0.0
+        shown: Any = IPython.display
+        self.label, self.total, self._html, self._shown = label, total, shown.HTML, 0.0
         self._done, self._status = done, ""
-        self._handle: Any = display(self._drawn(), display_id=True)
+        self._handle: Any = shown.display(self._drawn(), display_id=True)
 
     def update(self, done: int, status: str = "") -> None:
         self._done, self._status = done, status

