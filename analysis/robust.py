@@ -26,6 +26,11 @@ from fedray.results.statistics import with_interval
 from fedray.results.style import save_png
 from fedray.results.tables import markdown
 
+SETTING = (
+    "Fashion-MNIST, a perceptron (784-100-10), FedAvg with uniform weights; 25 clients that all take part in each of 60 "
+    "rounds, 5 local steps of 32 samples, learning rate 0.05; 5 of them attack, as many as the rules are told."
+)
+
 CLIENTS, BYZANTINE, SEEDS = 25, 5, (1, 2, 3)
 RULES: Mapping[str, Mapping[str, Any]] = {
     "mean": {"kind": "mean"},
@@ -89,7 +94,8 @@ def cells(runs: pd.DataFrame, world: str, column: str, attacks: list[str]) -> It
 
 def report(runs: pd.DataFrame, folder: Path) -> None:
     """Writes the tables and the picture of all ``runs``."""
-    lines = ["# Robust rules under attacks\n"]
+    seeds = ", ".join(map(str, sorted(runs["seed"].unique())))
+    lines = ["# Robust rules under attacks\n", f"{SETTING} Seeds {seeds}; `python analysis/robust.py OUTPUT`.\n"]
     for world in WORLDS:
         how = "samples are alike" if world == "alike" else "have mixtures of classes (Dirichlet, alpha 0.5)"
         lines.append(f"## Clients whose {how}\n" if world == "alike" else f"## Clients that {how}\n")
