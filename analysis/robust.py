@@ -27,8 +27,8 @@ from fedray.results.style import save_png
 from fedray.results.tables import markdown
 
 SETTING = (
-    "Fashion-MNIST, a perceptron (784-100-10), FedAvg with uniform weights; 25 clients that all take part in each of 60 "
-    "rounds, 5 local steps of 32 samples, learning rate 0.05; 5 of them attack, as many as the rules are told."
+    "Fashion-MNIST, a perceptron (784-100-10), FedAvg with uniform weights; 25 clients that all take part in each of "
+    "60 rounds, 5 local steps of 32 samples, learning rate 0.05; 5 of them attack, as many as the rules are told."
 )
 
 CLIENTS, BYZANTINE, SEEDS = 25, 5, (1, 2, 3)

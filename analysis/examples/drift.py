@@ -37,7 +37,7 @@ def main(folder: Path = Path("runs/examples"), **settings: Any) -> dict[str, pd.
 
 def picture(found: dict[str, pd.DataFrame]) -> Figure:
     figure = Figure(figsize=(7.4, 3), layout="constrained")
-    panels = {"spread": "distance of clients' models from their mean", "test_accuracy": "test accuracy"}
+    panels = {"spread": "distance from the mean model", "test_accuracy": "test accuracy"}
     for axes, (column, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for (name, rows), colour in zip(found.items(), ("black", "#d55e00"), strict=True):
             axes.plot(rows["round"], rows[column], color=colour, label=NAMES[name])
