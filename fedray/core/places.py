@@ -132,6 +132,19 @@ class Places:
                     tensor.copy_(value)
 
 
+def for_user(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Loads ``tensors``, by name, into ``module``, and returns it as a user expects a module: in evaluation mode, and
+    laid out in memory as torch makes modules, whatever layout is fastest in training. (With another layout, functions
+    such as ``parameters_to_vector`` fail.)"""
+    places = Places(module)
+    places.load(tensors)
+    for tensor in places.tensors.values():
+        if tensor.dim() in (4, 5):
+            tensor.data = tensor.data.contiguous()
+    module.eval()
+    return module
+
+
 def shared_memory(module: nn.Module) -> tuple[str, str] | None:
     """Returns the names of two parameters or buffers of ``module`` that are different tensors in the same memory, or
     None if there are none.

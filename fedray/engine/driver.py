@@ -12,10 +12,9 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
-from fedray.core.places import Places
+from fedray.core.places import for_user
 from fedray.core.torch_state import neutral
 from fedray.engine.callbacks import Look, Report
 from fedray.experiment.experiment import Experiment
@@ -84,8 +83,5 @@ def copying(experiment: Experiment, ask: Callable[..., Any]) -> Look:
 
 @neutral()
 def module_of(experiment: Experiment, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Returns a module with the ``tensors``, by name, for the user: in evaluation mode, on the CPU, and laid out as
-    torch makes modules, whatever layout is fastest in training."""
-    module = experiment.module()
-    Places(module).load(tensors)
-    return module.to(memory_format=torch.contiguous_format).eval()
+    """Returns a module with the ``tensors``, by name, for the user: on the CPU, in evaluation mode."""
+    return for_user(experiment.module(), tensors)

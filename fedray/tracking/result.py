@@ -131,16 +131,12 @@ class RunResult:
         return self._loaded(name)
 
     def _loaded(self, name: str) -> nn.Module:
-        import torch
         from safetensors.torch import load_file
 
-        from fedray.core.places import Places
+        from fedray.core.places import for_user
         from fedray.core.torch_state import neutral
         from fedray.tracking.records import check_file
 
         check_file(self.folder, name)
         with neutral():
-            module = self.module()
-            Places(module).load(load_file(self.folder / name))
-        # the layout that was fastest in training would surprise functions such as parameters_to_vector
-        return module.to(memory_format=torch.contiguous_format).eval()
+            return for_user(self.module(), load_file(self.folder / name))

@@ -152,10 +152,22 @@ def test_results_agree_but_for_rounding(tmp_path):
     # dropout would draw other numbers in another layout
     own = {"model.dropout": 0, "algorithm.name": "scaffold"}
     true, false = (run(tmp_path / str(asked), **own, **{"engine.channels_last": asked}) for asked in (True, False))
-    assert is_converted(true.model())
+    # whatever the training's layout, the user's copy has torch's
+    assert not is_converted(true.model())
     assert not is_converted(false.model())
     a, b = vector(true), vector(false)
     assert 0 < np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("model", [Wide, WithVolume])
+def test_a_user_gets_models_in_the_layout_of_torch(tmp_path, model):
+    """Otherwise parameters_to_vector raises."""
+    found = []
+    callback = lambda report: found.append(report.model())  # noqa: E731
+    result = simulate({**KEYS, "run.output": str(tmp_path)}, data=source(), model=model, callbacks=[callback])
+    assert all(torch.nn.utils.parameters_to_vector(each.parameters()).isfinite().all() for each in found)
+    last = torch.nn.utils.parameters_to_vector(result.model().parameters())
+    assert torch.equal(last, torch.nn.utils.parameters_to_vector(found[-1].parameters()))
 
 
 def test_the_bits_are_those_of_any_engine(tmp_path):
