@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
+from fedray.engine.environment import enter_ray_process
 from fedray.util.loading import load_torch
 
 if TYPE_CHECKING:
@@ -47,23 +47,9 @@ __all__ = [
 __version__ = "0.2.0"
 
 
-def _look_for_user_modules_last() -> None:
-    """Moves the folders of the user's modules to the end of the import path of a Ray process, so that they hide no
-    other module.
-
-    Ray puts the driver's working directory first. A file there with the name of a module of Python or of a library,
-    such as profile.py, would be imported instead of that module.
-    """
-    here = os.getcwd()
-    if sys.path[:1] == [here]:
-        sys.path.append(sys.path.pop(0))
-    further = os.environ.get("FEDRAY_PATH", "").split(os.pathsep)
-    sys.path.extend(entry for entry in further if entry and entry not in sys.path)
-
-
 if "RAY_RAYLET_PID" in os.environ:
     # this is a Ray process, and everything that such a process does with fedray needs torch
-    _look_for_user_modules_last()
+    enter_ray_process()
     load_torch()
 
 

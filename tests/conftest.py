@@ -152,10 +152,14 @@ def ray_cluster() -> Iterator[None]:
     """A Ray of this test session's own, with room for small fractions of two processors."""
     import ray
 
+    from fedray.engine.environment import given_to_cluster
+
     # at Ray's default, a busy machine would starve the tests
     os.environ.setdefault("RAY_worker_niceness", "0")
     # no test uses the processes that Ray would start in advance
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # as fedray starts one, so that actors start fast
+    with given_to_cluster(1, False):
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()

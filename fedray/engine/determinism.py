@@ -15,11 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedray.core import torch_state
+from fedray.engine.environment import CUBLAS
 from fedray.warning import FedrayWarning
-
-CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""The environment variable that gives cuBLAS a workspace of a fixed size. It must be set before a process first
-uses cuBLAS."""
 
 FLASH = "Flash Attention defaults to a non-deterministic algorithm"
 """torch's warning about flash attention in the mode that only warns about operations without a deterministic version.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 
 from fedray.core.vectors import Layout, Model
@@ -30,6 +30,9 @@ from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY
 from fedray.util.files import room_for
 from fedray.warning import WARNING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Observer:

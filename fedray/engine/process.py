@@ -7,50 +7,16 @@ import ctypes
 import os
 import platform
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedray.core.precision import TENSOR_CORES
 from fedray.core.torch_state import neutral
-from fedray.engine.determinism import CUBLAS, deterministic, unchanged_determinism
+from fedray.engine.determinism import deterministic, unchanged_determinism
+from fedray.engine.environment import ALLOCATOR, PORTABLE
 from fedray.errors import UserError
 
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
-"""Settings of glibc's memory allocator with which a training step returns no memory to the system. Setting only one of
-the two thresholds is worse than setting none. Larger values make no step faster, and let every process keep more
-unused memory."""
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
-"""Environment variables that make ATen, oneDNN and MKL use the same instruction set on every CPU that has AVX2."""
-
-
-def user_import_path() -> list[str]:
-    """Returns the entries of ``sys.path`` at which this process finds the user's modules, so that other processes can
-    look there, too."""
-    return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
-
-
-def _import_path() -> dict[str, str]:
-    """Returns environment variables with which a Ray process finds the user's modules where this process finds them.
-    Folders that stand before Python's own modules in ``sys.path`` do so there, too; ``fedray/__init__.py`` adds the
-    others at the end."""
-    entries = user_import_path()
-    python = sysconfig.get_path("stdlib")
-    first = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in entries]
-    last = [entry for entry in entries if entry not in first]
-    return {"PYTHONPATH": os.pathsep.join(first), "FEDRAY_PATH": os.pathsep.join(last)}
-
-
-def environment(threads: int, portable: bool) -> dict[str, str]:
-    """Returns the environment variables, as a dict, with which a process that trains or evaluates must be started. They
-    set the number of ``threads``, the memory allocator and deterministic kernels, and say where the user's modules are.
-    If ``portable``, they also make all CPUs use the same instruction set."""
-    count = str(threads)
-    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR, **CUBLAS}
-    return variables | PORTABLE if portable else variables
 
 
 @contextlib.contextmanager

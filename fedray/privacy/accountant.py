@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from scipy import optimize
-
 from fedray.errors import UserError
 
 INTERVALS = (1e-3, 1e-4)
@@ -64,6 +62,7 @@ class Accountant:
 def noise_for(epsilon: float, rate: float, delta: float, kind: str, rounds: int) -> float:
     """Returns the least noise multiplier z of four digits with which ``rounds`` rounds have at most ``epsilon``. The
     other arguments are those of :class:`Accountant`."""
+    from scipy import optimize
 
     def excess(z: float, kind: str = kind) -> float:
         return Accountant(z, rate, delta, kind).epsilon(rounds) - epsilon

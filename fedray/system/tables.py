@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fedray.errors import UserError, near_miss
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def read_table(
@@ -28,6 +31,8 @@ def read_table(
         UserError: The file can't be read, a column is missing or unknown, a cell is not a number, or there is no such
             client.
     """
+    import pandas as pd
+
     where = f"{key}={path}"
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
@@ -49,6 +54,8 @@ def read_table(
 
 
 def _numbers(cells: pd.Series[str], column: str, where: str) -> NDArray[np.float64]:
+    import pandas as pd
+
     values = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):

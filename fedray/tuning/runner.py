@@ -26,8 +26,8 @@ from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from fedray.core.transform import SeededTransform
+from fedray.engine.environment import user_import_path
 from fedray.engine.machines.leavings import SCRATCH
-from fedray.engine.process import user_import_path
 from fedray.engine.ray.engine import ship_user_code
 from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError

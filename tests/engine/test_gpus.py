@@ -1,5 +1,6 @@
 """GPUs where there are none: what is chosen, what is said, and what becomes of a GPU that torch can't use."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ import torch
 from fedray import UserError, simulate
 from fedray.config import EngineConfig, load
 from fedray.engine.determinism import deterministic, nondeterministic_operations
-from fedray.engine.process import environment
+from fedray.engine.environment import LATER, environment
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.placement import Surroundings, device_of_cluster, place
 from fedray.experiment.resolve import resolve
@@ -149,7 +150,7 @@ def test_kernels_of_gpus_are_deterministic_while_a_run_lasts():
     with deterministic():
         assert switches()[:6] == (":4096:8", False, False, False, True, True)
     assert switches() == before
-    assert environment(1, False)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert json.loads(environment(1, False)[LATER])["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="an older torch")

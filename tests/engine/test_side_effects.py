@@ -39,6 +39,15 @@ def test_neither_tensorflow_nor_torchs_compiler_is_imported(tmp_path):
     assert list((tmp_path / "run").glob("*/events.out.tfevents.*"))
 
 
+def test_actors_import_only_what_they_need():
+    """Each of a run's processes imports it, while the user waits."""
+    code = (
+        "import sys, fedray.engine.ray.client_actor, fedray.engine.ray.server;"
+        "print({'pandas', 'scipy', 'tensorboard', 'torch._dynamo'} & {*sys.modules})"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
 def test_a_model_that_draws_in_evaluations_leaves_the_global_generator_alone(tmp_path):
     """Evaluations of the same model also give the same numbers."""
     rows = []

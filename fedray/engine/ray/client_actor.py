@@ -11,7 +11,8 @@ from ray.exceptions import ActorDiedError, NodeDiedError, RayError, RayTaskError
 
 from fedray.core.tree import Node
 from fedray.engine.clients import Clients
-from fedray.engine.process import computing_process, environment, require_device
+from fedray.engine.environment import runtime_env
+from fedray.engine.process import computing_process, require_device
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.packing import Enclosed
@@ -114,7 +115,7 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
             max_restarts=0,
             # otherwise a request that the network has lost holds up those that follow it
             allow_out_of_order_execution=True,
-            runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
+            runtime_env=runtime_env(engine.threads, engine.portable_bits),
             **NO_TASK_EVENTS,
         )
         .remote(experiment, data, server)

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.data.federated import FederatedData
 from fedray.engine.driver import Driver, Event, Events, Order, Started, copying
-from fedray.engine.process import environment
+from fedray.engine.environment import runtime_env
 from fedray.engine.ray.client_actor import create_actor
 from fedray.engine.ray.cluster import (
     NO_TASK_EVENTS,
@@ -174,7 +174,7 @@ class _Server:
                 num_gpus=engine.server_gpus,
                 max_concurrency=4,
                 scheduling_strategy=group or NodeAffinitySchedulingStrategy(here, soft=False),
-                runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
+                runtime_env=runtime_env(engine.threads, engine.portable_bits),
                 **NO_TASK_EVENTS,
             )
             .remote(self.experiment, self.data, created)

@@ -12,8 +12,9 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from fedray.core.batches import Batch
 from fedray.core.structure import map_leaves
 from fedray.engine.clients import Clients
+from fedray.engine.environment import runtime_env
 from fedray.engine.memory import Footprint, footprint, is_out_of_memory, processes_per_gpu, too_large
-from fedray.engine.process import computing_process, environment, require_device
+from fedray.engine.process import computing_process, require_device
 from fedray.engine.ray.cluster import in_trial_group, resources, shortage
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.states import StateFolder
@@ -110,8 +111,8 @@ def _announced(experiment: Experiment, data: StoredData, what: str, say: Callabl
 def _measured(experiment: Experiment, data: StoredData) -> Footprint:
     engine = experiment.config.engine
     share = {"num_cpus": engine.cpus_per_actor, "num_gpus": 1.0}
-    variables = environment(engine.threads, engine.portable_bits)
-    probe: Any = ray.remote(Probe).options(**share, runtime_env={"env_vars": variables}).remote()
+    variables = runtime_env(engine.threads, engine.portable_bits)
+    probe: Any = ray.remote(Probe).options(**share, runtime_env=variables).remote()
     try:
         found: Footprint = ray.get(probe.measure.remote(experiment, data), timeout=engine.start_timeout)
         return found

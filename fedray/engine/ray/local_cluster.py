@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from fedray.config import EngineConfig
+from fedray.engine.environment import given_to_cluster
 from fedray.errors import RayNotStarted, UserError, first_line, first_sentence
 
 INLINE_BYTES = 4 << 20
@@ -25,7 +26,7 @@ through the object store, which takes several requests, and answers slowly while
 OF_CLUSTER = {
     # by default Ray would start client actors, which do the main work, at a lower priority than other processes
     "RAY_worker_niceness": "0",
-    # prestarted processes would stay idle, because fedray's actors need processes with other environment variables
+    # processes for as many tasks as there are processors would stay idle, if the run has fewer actors
     "RAY_prestart_worker_first_driver": "0",
     "RAY_max_direct_call_object_size": str(INLINE_BYTES),
     # Ray serves its metrics on all of the machine's addresses, to anyone. -1 is no port: Ray logs that it can't serve
@@ -115,10 +116,11 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
     try:
         # Ray itself lets all users read and write its folder, so the folder around it keeps them out
         _make_private(folder.parent)
-        started: Any = ray.init(
-            address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
-            _temp_dir=str(_short(folder)), **options,
-        )  # fmt: skip
+        with given_to_cluster(engine.threads, engine.portable_bits):
+            started: Any = ray.init(
+                address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
+                _temp_dir=str(_short(folder)), **options,
+            )  # fmt: skip
         _sessions.append(Path(started.address_info["session_dir"]))
         return None
     except Exception as error:  # of all kinds; some are plain Exceptions

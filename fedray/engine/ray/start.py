@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 
 from fedray.config import EngineConfig
+from fedray.engine.environment import forget_cluster
 from fedray.engine.ray.tokens import authentication
 from fedray.errors import RayNotStarted
 
@@ -90,6 +91,7 @@ class RayStart:
         if self._found.result() is None:
             return
         ray.shutdown()
+        forget_cluster()
         if self._found.result() and not self._failed:
             from fedray.engine.ray.local_cluster import remove_files
 
