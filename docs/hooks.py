@@ -25,6 +25,9 @@ LINK = re.compile(r"\]\(([^)\s]+?)(?:#[^)\s]*)?\)|<img[^>]* src=\"([^\"]+)\"")
 
 ELSEWHERE = ("data:", "http:", "https:", "mailto:")
 
+EXAMPLES = "<!-- the examples with pictures in docs/gallery -->"
+"""Where these stand in docs/gallery.md."""
+
 PYTHON = """# Python
 
 What `import fedray` offers.
@@ -51,7 +54,8 @@ def pages() -> dict[str, str]:
             found[f"{folder}/README.md"] = page_of(folder)
     found = {name: LINK.sub(partial(_to_page, name), text) for name, text in found.items()}
     found |= {name.replace(".ipynb", ".md"): notebook(ROOT / name) for name in in_repository("docs/notebooks/*.ipynb")}
-    return {**found, "gallery.md": gallery(), "reference/python.md": python(), **dict(keys())}
+    found["docs/gallery.md"] = found["docs/gallery.md"].replace(EXAMPLES, examples())
+    return {**found, "reference/python.md": python(), **dict(keys())}
 
 
 def _to_page(page: str, link: re.Match[str]) -> str:
@@ -90,20 +94,19 @@ def page_of(folder: str) -> str:
     return "\n".join([f"# {folder}\n", *(f"* [{name}]({name})" for name in names if not name.startswith("."))]) + "\n"
 
 
-def gallery() -> str:
-    """Returns the page about the examples, which is made of their docstrings and of the pictures in docs/gallery."""
-    parts = [
-        "# Gallery",
-        "Each example is a program of about one page, with data that come with fedray or that it makes.",
-    ]
+def examples() -> str:
+    """Returns the gallery's part about the examples, which is made of their docstrings and of the pictures in
+    docs/gallery."""
+    parts = []
     for name in in_repository("docs/gallery/*.png"):
         program = f"analysis/examples/{Path(name).stem}.py"
         title, command, text = (ast.get_docstring(ast.parse((ROOT / program).read_text())) or "").split("\n\n", 2)
         shown = title.replace("\n", " ")
         what = shown.partition(": ")[2]
-        parts += [f"## {shown.partition(':')[0]}", f"{what[:1].upper()}{what[1:]}", f"![{shown}]({name})"]
-        parts += [f"```\n{command}\n```", text, f"[The program]({program})"]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {shown.partition(':')[0]}", f"{what[:1].upper()}{what[1:]}"]
+        parts += [f"![{shown}](gallery/{Path(name).name})", f"```\n{command}\n```", text]
+        parts += [f"[The program](../{program})"]
+    return "\n\n".join(parts)
 
 
 def notebook(path: Path) -> str:

@@ -56,6 +56,8 @@ PICTURES = {
     "stepping": {"run.rounds": 3},
     "attacks": {"run.rounds": 2},
     "slow_devices": {"run.rounds": 3},
+    "prices": {"run.rounds": 2},
+    "clothes": {"run.rounds": 1, "train.local_steps": 2, "engine.kind": "local"},
 }
 """The examples of the gallery that take settings, with what makes them short."""
 
@@ -76,7 +78,7 @@ def test_gallery_on_ray(name, short, tmp_path):
 
 def test_every_picture_of_the_gallery_has_its_example():
     shown = {path.stem for path in (FOLDER.parents[1] / "docs" / "gallery").glob("*.png")}
-    assert shown == {*PICTURES, "own_algorithm", "sweep"}
+    assert shown == {*PICTURES, "own_algorithm", "sweep", "fedavg_pfedmo", "flower_fedbn"}
 
 
 SHORT = {"engine.kind": "local", "run.checkpoint_every": 0}
@@ -90,6 +92,26 @@ def test_fedavg_pfedmo(tmp_path):
     assert done.returncode == 0, done.stderr
     page = tmp_path / done.stdout.splitlines()[-1].removeprefix("open ")
     assert {"fedavg", "pfedmo"} <= set(page.read_text().replace("<", " ").replace(">", " ").split())
+
+
+def test_flower_fedbn(tmp_path, monkeypatch):
+    """Its clients have images in the baseline's format too, and its network is that of the baseline."""
+    module = example("flower_fedbn")
+    assert sum(each.numel() for each in module.DigitModel((3, 28, 28), 10).parameters()) == 14_219_210
+    clients = module.clients()
+    module.write_for_flower(tmp_path / "data")
+    for name, gray in (("MNIST", True), ("SVHN", False)):
+        images, labels = np.load(tmp_path / "data" / name / "partitions" / "train_part7.pkl", allow_pickle=True)
+        x, y = (each[: module.TRAIN] for each in clients[name])
+        assert np.array_equal(images, x[..., 0] if gray else x)
+        assert np.array_equal(labels, y)
+    monkeypatch.setattr(module, "clients", lambda: {name: (x[-60:], y[-60:]) for name, (x, y) in clients.items()})
+    monkeypatch.setattr(module, "TRAIN", 40)
+    table = module.main(tmp_path, seeds=(0,), **{"run.rounds": 2})
+    assert len(table) == 2 * 2 * 5
+    first = table[table["round"] == 1].pivot_table("loss", "client", "algorithm")
+    # before the first average there is no difference
+    assert first["fedavg"].equals(first["fedbn"].rename("fedavg"))
 
 
 @pytest.mark.slow
@@ -122,7 +144,7 @@ def test_har(tmp_path):
 
 def test_prices(tmp_path):
     module = example("prices")
-    result = module.main(**SHORT, **{"run.rounds": 12, "run.output": str(tmp_path)})
+    result = module.main(tmp_path, **SHORT, **{"run.rounds": 12})
     assert_learns(result)
     x, y, _ = module.houses(6000)
     within = module.within_a_tenth(outputs(result, x[5000:]), torch.from_numpy(y[5000:]).float())
@@ -133,7 +155,7 @@ def test_prices(tmp_path):
 @pytest.mark.slow
 def test_clothes(tmp_path):
     module = example("clothes")
-    result = module.main(**SHORT, **{"run.rounds": 6, "run.output": str(tmp_path)})
+    result = module.main(tmp_path, **SHORT, **{"run.rounds": 6})
     assert_learns(result)
     images, labels = module.tests()
     found, real = outputs(result, images) > 0, torch.from_numpy(labels)

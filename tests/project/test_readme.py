@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,7 @@ TRIED = (
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
     "class Heavy", "class Private", "def rings", "def focal", "class Lines", "class Clip", "class Processes(",
-    "PoolContract",
+    "PoolContract", "@hydra.main",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -80,6 +82,20 @@ def test_every_block_of_python_is_tried() -> None:
 def test_pages_whose_blocks_belong_together(tmp_path: Path, page: str) -> None:
     code = "\n".join(re.findall(r"```python\n(.*?)```", TEXTS[f"docs/{page}"], re.DOTALL))
     assert run(tmp_path, "-c", code)
+
+
+def test_hydra(tmp_path: Path) -> None:
+    """The page's file and program, with the real Hydra: a job, and four jobs of two algorithms and two seeds."""
+    (tmp_path / "conf").mkdir()
+    (settings,) = re.findall(r"\n\n((?:    .*\n)+?)\nAnd this is the program", TEXTS["docs/hydra.md"])
+    (tmp_path / "conf" / "config.yaml").write_text(textwrap.dedent(settings).replace("rounds: 10", "rounds: 2"))
+    (tmp_path / "train.py").write_text(block("@hydra.main"))
+    for words in (["train.lr=0.1"], ["-m", "algorithm.name=fedavg,fedprox", "run.seed=0,1"]):
+        environment = {**os.environ, "PYTHONPATH": str(Path(fedray.__path__[0]).parent)}
+        subprocess.run([sys.executable, "train.py", *words], cwd=tmp_path, env=environment, check=True, timeout=240)
+    assert len(list(tmp_path.glob("outputs/*/*/run/summary.json"))) == 1
+    assert len(list(tmp_path.glob("multirun/*/*/*/run/summary.json"))) == 4
+    assert run(tmp_path, "compare", "multirun").count("fedprox") > 0
 
 
 def test_from_python(tmp_path: Path) -> None:
