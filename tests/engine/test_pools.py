@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ import torch
 from fedray import UserError, simulate
 from fedray.data.federated import FederatedData
 from fedray.engine.clients import Clients
-from fedray.engine.pool import Pool
+from fedray.engine.pool import LocalPool, Pool
 from fedray.engine.process import describe
 from fedray.engine.ray.client_actor import create_actor
 from fedray.engine.ray.copies import travelled
 from fedray.engine.ray.pool import RayPool
 from fedray.engine.ray.stored import store
 from fedray.engine.state.packing import Enclosed, Packed
-from fedray.engine.tasks import PhaseTask
+from fedray.engine.tasks import AnyTask, PhaseTask
 from fedray.engine.worker import Worker
 from fedray.testing import PoolContract
 from fedray.testing.contracts import SETTINGS, small_source
@@ -170,6 +171,36 @@ def test_a_broadcast_arrives_as_it_was_sent():
     vectors = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
     arrived = Packed.pack(vectors).numpy().unpack(torch.device("cpu"))
     assert all(torch.equal(arrived[name], value) for name, value in vectors.items())
+
+
+class Returning(LocalPool):
+    """Before each later phase its worker has done the first phase in another attempt, with other learning rates."""
+
+    ago = 1
+
+    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
+        for task in tasks:
+            if isinstance(task, PhaseTask) and task.phase > 0:
+                self.worker.run(replace(task, phase=0, lr=3 * task.lr, attempt=task.attempt - self.ago))
+            yield task, self.worker.run(task)
+
+
+class Confusing(Returning):
+    """It makes a mistake: the attempts have the same number."""
+
+    ago = 0
+
+
+def test_what_phases_keep_is_not_taken_for_that_of_another_attempt(tmp_path: Path):
+    """After a run has gone back to a checkpoint, a worker may have values of the same round from before."""
+
+    def model(kind: str) -> str:
+        settings = {**SETTINGS, "algorithm.name": "pfedmo", "engine.kind": kind, "run.output": str(tmp_path / kind[-9:])}
+        return simulate(settings, data=small_source()).summary["model_sha256"]
+
+    assert model(f"{__name__}:Returning") == model("local")
+    # so the values would matter
+    assert model(f"{__name__}:Confusing") != model("local")
 
 
 class NoPool:
