@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class DigitModel(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels = (input_shape[0], 64, 64, 128)
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in zip(channels, channels[1:], strict=False))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in pairwise(channels))
         self.dense = nn.ModuleList([nn.Linear(128 * 7 * 7, 2048), nn.Linear(2048, 512)])
         self.norms = nn.ModuleList([*map(nn.BatchNorm2d, channels[1:]), nn.BatchNorm1d(2048), nn.BatchNorm1d(512)])
         self.last = nn.Linear(512, classes)

@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
@@ -25,9 +26,11 @@ uses cuBLAS."""
 PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 """Environment variables that make ATen, oneDNN and MKL use the same instruction set on every CPU that has AVX2."""
 
-LATER = "FEDRAY_VARIABLES"
-"""The environment variable with those variables, as a JSON object, that a Ray process sets itself before it imports
-torch. The process that starts Ray must not have them, not even for a moment."""
+PROCESS = "FEDRAY_PROCESS"
+"""The environment variable with what a Ray process does before it imports torch, as a JSON object: ``variables`` that
+it sets, and folders of the user's modules for its import path, ``first`` (before Python's own) and ``last``. The
+process that starts Ray must not have these variables, not even for a moment, and Ray's daemons must not import what
+lies in these folders."""
 
 _of_cluster: dict[str, str] = {}
 """The variables that all processes have of the Ray cluster that this process has started."""
@@ -39,28 +42,32 @@ def user_import_path() -> list[str]:
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
-def _import_path() -> dict[str, str]:
-    """Returns environment variables with which a Ray process finds the user's modules where this process finds them.
-    Folders that stand before Python's own modules in ``sys.path`` do so there, too; :func:`enter_ray_process` adds the
-    others at the end."""
-    entries = user_import_path()
-    python = sysconfig.get_path("stdlib")
-    first = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in entries]
-    last = [entry for entry in entries if entry not in first]
-    return {"PYTHONPATH": os.pathsep.join(first), "FEDRAY_PATH": os.pathsep.join(last)}
-
-
 def environment(threads: int, portable: bool) -> dict[str, str]:
     """Returns the environment variables, as a dict, with which a process that trains or evaluates must be started. They
-    set the memory allocator, and say where the user's modules are. In :data:`LATER` are those that set the number of
-    ``threads``, deterministic kernels and, if ``portable``, the same instruction set on all CPUs."""
-    later = {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        **CUBLAS,
-        **(PORTABLE if portable else {}),
+    set the memory allocator, and say where fedray is. :data:`PROCESS` has what sets the number of ``threads``,
+    deterministic kernels and, if ``portable``, the same instruction set on all CPUs, and what lets the process find the
+    user's modules where this process finds them."""
+    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **CUBLAS}
+    entries = user_import_path()
+    first = [entry for entry in sys.path[: _place_of_python()] if entry in entries]
+    process = {
+        "variables": variables | PORTABLE if portable else variables,
+        "first": first,
+        "last": [entry for entry in entries if entry not in first],
     }
-    return {**ALLOCATOR, **_import_path(), LATER: json.dumps(later)}
+    # the folder of a checkout that is not installed
+    home = str(Path(__file__).parents[2])
+    return {
+        **ALLOCATOR,
+        "PYTHONPATH": home if home in map(os.path.abspath, entries) else "",
+        PROCESS: json.dumps(process),
+    }
+
+
+def _place_of_python() -> int:
+    """Returns the place of Python's own modules in ``sys.path``."""
+    python = sysconfig.get_path("stdlib")
+    return sys.path.index(python) if python in sys.path else 0
 
 
 @contextlib.contextmanager
@@ -98,14 +105,16 @@ def runtime_env(threads: int, portable: bool) -> dict[str, Any] | None:
 
 
 def enter_ray_process() -> None:
-    """Sets the variables of :data:`LATER` in a process that Ray has started, and moves the folders of the user's
-    modules to the end of the import path, so that they hide no other module.
+    """Does in a process that Ray has started what :data:`PROCESS` says.
 
-    Ray puts the driver's working directory first. A file there with the name of a module of Python or of a library,
-    such as profile.py, would be imported instead of that module.
+    Ray puts the driver's working directory first in the import path. A file there with the name of a module of Python
+    or of a library, such as profile.py, would be imported instead of that module. So it is moved to the end.
     """
-    os.environ.update(json.loads(os.environ.get(LATER, "{}")))
+    given = json.loads(os.environ.get(PROCESS, "{}"))
+    os.environ.update(given.get("variables", {}))
+    last = given.get("last", [])
     if sys.path[:1] == [os.getcwd()]:
-        sys.path.append(sys.path.pop(0))
-    further = os.environ.get("FEDRAY_PATH", "").split(os.pathsep)
-    sys.path.extend(entry for entry in further if entry and entry not in sys.path)
+        last = [sys.path.pop(0), *last]
+    place = _place_of_python()
+    sys.path[place:place] = [entry for entry in given.get("first", []) if entry not in sys.path]
+    sys.path.extend(entry for entry in last if entry not in sys.path)

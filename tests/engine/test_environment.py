@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedray.engine import environment
-from fedray.engine.environment import ALLOCATOR, CUBLAS, LATER, PORTABLE, given_to_cluster, runtime_env
+from fedray.engine.environment import ALLOCATOR, CUBLAS, PORTABLE, PROCESS, given_to_cluster, runtime_env
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def test_processes_of_a_cluster_that_is_there_are_given_them(threads: int, porta
     given = runtime_env(threads, portable)
     assert given is not None
     assert given["env_vars"].items() >= ALLOCATOR.items()
-    later = json.loads(given["env_vars"][LATER])
-    assert later == {
+    assert json.loads(given["env_vars"][PROCESS])["variables"] == {
         "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **CUBLAS, **(PORTABLE if portable else {}),
     }  # fmt: skip
 
@@ -57,30 +56,38 @@ def test_a_cluster_that_did_not_start_has_none() -> None:
 
 
 PROGRAM = """
-import json, os, ray
+import json, os, ray, sys, sysconfig
 from fedray.config import EngineConfig
 from fedray.engine.environment import runtime_env
 from fedray.engine.ray.start import RayStart
 
-def variables():
+def found():
     import fedray
-    return dict(os.environ)
+    return dict(os.environ), sys.path
+
+sys.path[:] = [os.environ["FIRST"], *sys.path, os.environ["LAST"]]
 
 with RayStart(EngineConfig(threads=3), lambda line: None, True) as start:
     start.ready()
     given = runtime_env(3, False), runtime_env(2, True)
-    found = [ray.get(ray.remote(variables).options(runtime_env=each).remote()) for each in given]
-print(json.dumps([given[0], runtime_env(3, False) is None, dict(os.environ), *found]))
+    own = [ray.get(ray.remote(found).options(runtime_env=each).remote()) for each in given]
+print(json.dumps([given[0], runtime_env(3, False) is None, dict(os.environ), *own, sysconfig.get_path("stdlib")]))
 """
 
 
 @pytest.mark.slow
 def test_in_a_cluster_that_fedray_starts(tmp_path: Path) -> None:
     before = {name: value for name, value in os.environ.items() if name not in (*ALLOCATOR, "OMP_NUM_THREADS")}
-    printed = subprocess.check_output([sys.executable, "-c", PROGRAM], env={**before, "RAY_TMPDIR": str(tmp_path)})
-    given, still, own, plain, other = json.loads(printed)
+    first, last = str(tmp_path / "first"), str(tmp_path / "last")
+    changes = {"RAY_TMPDIR": str(tmp_path), "FIRST": first, "LAST": last}
+    printed = subprocess.check_output([sys.executable, "-c", PROGRAM], env={**before, **changes})
+    given, still, own, (plain, path), (other, other_path), python = json.loads(printed)
     assert (given, still) == (None, False)
-    assert not own.keys() & {*ALLOCATOR, LATER, "OMP_NUM_THREADS"}
+    assert not own.keys() & {*ALLOCATOR, PROCESS, "OMP_NUM_THREADS"}
     assert {**ALLOCATOR, **CUBLAS, "OMP_NUM_THREADS": "3"}.items() <= plain.items()
     assert {**ALLOCATOR, **CUBLAS, **PORTABLE, "OMP_NUM_THREADS": "2"}.items() <= other.items()
     assert not plain.keys() & PORTABLE.keys()
+    for each in (path, other_path):
+        assert each.index(first) < each.index(python) < each.index(last)
+    # Ray itself does not look there
+    assert first not in plain["PYTHONPATH"]

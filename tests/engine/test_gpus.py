@@ -14,7 +14,7 @@ import torch
 from fedray import UserError, simulate
 from fedray.config import EngineConfig, load
 from fedray.engine.determinism import deterministic, nondeterministic_operations
-from fedray.engine.environment import LATER, environment
+from fedray.engine.environment import PROCESS, environment
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.placement import Surroundings, device_of_cluster, place
 from fedray.experiment.resolve import resolve
@@ -150,7 +150,7 @@ def test_kernels_of_gpus_are_deterministic_while_a_run_lasts():
     with deterministic():
         assert switches()[:6] == (":4096:8", False, False, False, True, True)
     assert switches() == before
-    assert json.loads(environment(1, False)[LATER])["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert json.loads(environment(1, False)[PROCESS])["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="an older torch")

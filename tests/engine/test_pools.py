@@ -195,7 +195,12 @@ def test_what_phases_keep_is_not_taken_for_that_of_another_attempt(tmp_path: Pat
     """After a run has gone back to a checkpoint, a worker may have values of the same round from before."""
 
     def model(kind: str) -> str:
-        settings = {**SETTINGS, "algorithm.name": "pfedmo", "engine.kind": kind, "run.output": str(tmp_path / kind[-9:])}
+        settings = {
+            **SETTINGS,
+            "algorithm.name": "pfedmo",
+            "engine.kind": kind,
+            "run.output": str(tmp_path / kind[-9:]),
+        }
         return simulate(settings, data=small_source()).summary["model_sha256"]
 
     assert model(f"{__name__}:Returning") == model("local")
