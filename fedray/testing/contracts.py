@@ -279,7 +279,7 @@ class AlgorithmContract:
         experiment, _ = self._resolve(tmp_path)
         traffic, upload = experiment.algorithm.traffic, experiment.upload
         sent = [bytes_per_client(traffic, experiment.facts_in(r), upload) for r in run.metrics["round"]]
-        down, up = (run.metrics["cohort_size"] * counts for counts in zip(*sent, strict=True))
+        down, up = (run.metrics["cohort_size"] * np.array(counts) for counts in zip(*sent, strict=True))
         assert list(run.metrics["bytes_down"]) == list(down.cumsum())
         assert list(run.metrics["bytes_up"]) == list(up.cumsum())
 
