@@ -137,14 +137,15 @@ class Run:
     def rounds(self) -> Iterator[Report]:
         """Runs the remaining rounds, and yields a report of each round, whose metrics are then complete.
 
-        A round is reported once it has been evaluated; with ``overlap`` the next round has been trained by then. The
-        run ends early if ``stopping`` is set, if the loss or the model is no longer finite, or if the main metric is
-        good enough or stops improving (``run.stop_at``, ``run.patience``).
+        A round is reported once it has been evaluated; with ``overlap`` the next round has been trained by then, except
+        after the first round, which the user waits for. The run ends early if ``stopping`` is set, if the loss or the
+        model is no longer finite, or if the main metric is good enough or stops improving (``run.stop_at``,
+        ``run.patience``).
         """
         self._began = time.perf_counter()
         self.profile.take()
-        status = "completed"
-        for number in range(self.state.server.round + 1, self.experiment.rounds + 1):
+        status, first = "completed", self.state.server.round + 1
+        for number in range(first, self.experiment.rounds + 1):
             if self.stopping.is_set():
                 status = "interrupted"
                 break
@@ -152,7 +153,7 @@ class Run:
             result.profile = self.profile.take()
             yield from self._reports()
             result.log = self._facts(result.number, result.cohort.ids, result.cohort.steps) | result.log
-            self._observe(result)
+            self._observe(result, at_once=number == first)
             if self.queue.finished:
                 yield from self._reports()
             if result.diverged:
@@ -172,16 +173,16 @@ class Run:
             return self.asynchronous.run(number, self.cutter, self.queue)
         return run_round(number, self.state, self.experiment, self.cutter, self.queue, self.virtual_time)
 
-    def _observe(self, result: RoundResult) -> None:
-        """Shows a round to the observers after its training. If one of them needs the state after this round,
-        evaluation tasks that were put off are done now."""
+    def _observe(self, result: RoundResult, at_once: bool) -> None:
+        """Shows a round to the observers after its training. With ``at_once``, or if one of them needs the state after
+        this round, evaluation tasks that were put off are done now."""
         # in a private run a single client must not decide when it ends
         finite = self.experiment.privacy is not None or math.isfinite(result.metrics.get("train_loss", 0))
         result.diverged = not (finite and self.state.is_finite())
         self._unreported.append(result)
         for observer in self.observers:
             observer.trained(result)
-        if result.diverged or any(observer.needs_state_after(result.number) for observer in self.observers):
+        if at_once or result.diverged or any(observer.needs_state_after(result.number) for observer in self.observers):
             self.queue.finish()
         if self.queue.finished:
             self._add_profile(result)
