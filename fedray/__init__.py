@@ -9,7 +9,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from fedray.engine.environment import enter_ray_process
 from fedray.util.loading import load_torch
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ __version__ = "0.2.0"
 
 if "RAY_RAYLET_PID" in os.environ:
     # this is a Ray process, and everything that such a process does with fedray needs torch
+    from fedray.engine.environment import enter_ray_process
+
     enter_ray_process()
     load_torch()
 
