@@ -31,7 +31,7 @@ def houses(count: int, cities: int = 30) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def network(input_shape: tuple[int, ...], classes: int | None) -> nn.Module:
-    return nn.Sequential(nn.Linear(*input_shape, 32), nn.ReLU(), nn.Linear(32, 1))
+    return nn.Sequential(nn.Linear(input_shape[0], 32), nn.ReLU(), nn.Linear(32, 1))
 
 
 def within_a_tenth(outputs: Tensor, targets: Tensor) -> Tensor:
