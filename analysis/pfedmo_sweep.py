@@ -31,7 +31,7 @@ import fedray
 from fedray.config import expand, flat, read_file
 from fedray.results.statistics import mean_and_margin
 from fedray.results.tables import markdown
-from fedray.tracking.folder import read_metrics
+from fedray.tracking.tables import read_metrics
 from fedray.tuning import tune
 from fedray.tuning.report import write_report
 from fedray.tuning.spec import known_spaces, read_sweeps

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedray.core.transform import each_sample
     from fedray.core.upload import UploadRows, UploadStep
     from fedray.engine.callbacks import Callback, Report, RunStart
-    from fedray.errors import ClientError, UserError
+    from fedray.errors import ClientError, ServerError, UserError
     from fedray.evaluating.evaluate import evaluate
     from fedray.evaluating.tables import Evaluation
     from fedray.results.compare import Comparison, compare
@@ -30,7 +30,7 @@ _HOME = {
     "Callback": "engine.callbacks", "ClientError": "errors", "Comparison": "results.compare",
     "Evaluation": "evaluating.tables", "FedrayWarning": "warning", "ManyRuns": "tuning.many",
     "Report": "engine.callbacks", "RunResult": "tracking.result", "RunStart": "engine.callbacks",
-    "Simulation": "simulation", "SweepResult": "tuning", "UploadRows": "core.upload",
+    "ServerError": "errors", "Simulation": "simulation", "SweepResult": "tuning", "UploadRows": "core.upload",
     "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
     "each_sample": "core.transform", "evaluate": "evaluating.evaluate", "simulate": "api",
     "simulate_many": "tuning.many", "tune": "tuning",
@@ -38,7 +38,7 @@ _HOME = {
 
 __all__ = [
     "Callback", "ClientError", "Comparison", "Evaluation", "FedrayWarning", "ManyRuns", "Report", "RunResult",
-    "RunStart", "Simulation", "SweepResult", "UploadRows", "UploadStep", "UserError",
+    "RunStart", "ServerError", "Simulation", "SweepResult", "UploadRows", "UploadStep", "UserError",
     "compare", "each_sample", "evaluate", "simulate", "simulate_many", "tune",
 ]  # fmt: skip
 

@@ -32,6 +32,13 @@ class ClientError(Exception):
     """
 
 
+class ServerError(Exception):
+    """Raised if code of an algorithm that runs at the server, such as ``server_update``, raised an exception.
+
+    The message names the method and the round, and contains the original traceback. The command line exits with code 1.
+    """
+
+
 class StateLost(ClientError):
     """Raised if the state that a client keeps between rounds was lost, together with the machine or disk that held it.
 
@@ -46,6 +53,9 @@ class Unreachable(Exception):
     Unlike with :class:`StateLost`, the data are not known to be lost, so the same work is done again later.
     """
 
+
+EXPLAINED = (UserError, ClientError, ServerError)
+"""The errors whose message says all that there is to say, and needs no traceback around it."""
 
 MOST_NAMES = 60
 """The largest number of known names that a message lists."""

@@ -16,7 +16,7 @@ import tempfile
 from common import QUIET, ProcessTree, Results, Usage, median_ratio
 
 from fedray import Report, simulate
-from fedray.tracking.folder import read_metrics
+from fedray.tracking.tables import read_metrics
 
 SETTINGS = {
     "data.source": "mnist", "data.clients": 100, "data.samples_per_client": 600, "data.partition.kind": "iid",

@@ -265,7 +265,7 @@ def trials(options: Options) -> Iterator[Row]:
 
 def sweep(count: int, options: Options) -> Row:
     """Runs a sweep, and returns its seconds, those of its longest trial, and the first trial's result."""
-    from fedray.tracking.folder import read_metrics
+    from fedray.tracking.tables import read_metrics
 
     device = [] if options.device == "cuda" else ["engine.device=cpu"]
     rounds, steps = (2, 2) if options.quick else (60, 20)

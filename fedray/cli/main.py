@@ -13,7 +13,7 @@ from fedray import __version__
 from fedray.cli import calibrate, clean, compare, costs, data, doctor, evaluate, listing, report, run, tune
 from fedray.cli.settings import EXIT_INTERRUPTED, EXIT_USER
 from fedray.config.reading import check_words
-from fedray.errors import ClientError, UserError, near_miss
+from fedray.errors import ClientError, ServerError, UserError, near_miss
 from fedray.usercode.importing import FORMS
 
 COMMANDS = (
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def exit_code(command: Callable[[], int]) -> int:
     """Calls ``command()``, the main function of a program, and returns the program's exit code. This is the result of
-    ``command()``, or, if that raises an error, 2 for :class:`UserError`, 1 for :class:`ClientError` and 130 for an
-    interruption (Ctrl-C). The error is printed on standard error, in one line.
+    ``command()``, or, if that raises an error, 2 for :class:`UserError`, 1 for :class:`ClientError` and
+    :class:`ServerError`, and 130 for an interruption (Ctrl-C). The error is printed on standard error, in one line.
 
     If the reader of the output has closed it, as in ``| head``, the exit code is 141. Other exceptions are not caught.
     """
@@ -44,7 +44,7 @@ def exit_code(command: Callable[[], int]) -> int:
     except UserError as error:
         print(f"fedray: {error}", file=sys.stderr)
         return EXIT_USER
-    except ClientError as error:
+    except (ClientError, ServerError) as error:
         print(f"fedray: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -2,11 +2,11 @@
 
 from fedray.config.data import ALPHA, CLUSTERS, MAX_LENGTH, MIN_SAMPLES, TARGET_COLUMN, DataConfig, PartitionConfig
 from fedray.config.engine import EngineConfig
+from fedray.config.keys import documented_keys, unknown_key
 from fedray.config.model import ModelConfig
 from fedray.config.reading import (
     assign,
     check,
-    documented_keys,
     expand,
     flat,
     load,
@@ -14,7 +14,6 @@ from fedray.config.reading import (
     read,
     read_file,
     run_name,
-    unknown_key,
 )
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Real, Section, Whole

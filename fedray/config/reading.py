@@ -6,20 +6,20 @@ The keys themselves are defined in :mod:`fedray.config.sections`.
 from __future__ import annotations
 
 import re
-import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from fedray.config.files import FOR_ALGORITHM, for_algorithm, has_value, read_extended
+from fedray.config.keys import choices, literals, members, unknown_key
 from fedray.config.section import in_message, is_section
 from fedray.config.sections import ALGORITHM, Config
 from fedray.config.yaml_text import parse_yaml, problem_of
-from fedray.errors import UserError, closest, near_miss
+from fedray.errors import UserError, closest
 from fedray.usercode.importing import short_name
 from fedray.util.uris import is_uri
 
@@ -227,49 +227,6 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
         raise UserError(where + first + (f" (and {len(others)} more)" if others else "")) from None
 
 
-def unknown_key(name: str, known: Iterable[str], section: str) -> str:
-    """Returns the error message for a key that does not exist, such as ``unknown key train.rl (did you mean ...)``.
-
-    ``section`` is the section in which the user set the key, such as ``train.``, ``name`` is the rest of the key, such
-    as ``rl``, and ``known`` are the keys that the section has.
-    """
-    known = list(known)
-    close = closest(name, known)
-    elsewhere = [key for key, *_ in documented_keys() if name and key.rpartition(".")[2] == name.lower()]
-    if elsewhere:
-        hint = f" (did you mean {' or '.join(map(repr, elsewhere))}?)"
-    elif close is not None:
-        hint = f" (did you mean '{section}{close}'?)"
-    else:
-        hint = near_miss(name, known) or " (it has none)"
-    return f"unknown key {section}{name}{hint}"
-
-
-def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yields a tuple for every key of the configuration, as ``fedray keys`` lists them: the dotted name, the default,
-    in words what values the key takes (``a number > 0``), and the description.
-
-    ``model`` is the class of the section whose keys are listed, by default the whole configuration. Every name begins
-    with ``prefix``, such as ``tune.``.
-    """
-    for name, field in model.model_fields.items():
-        if is_section(field.annotation):
-            yield from documented_keys(field.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field.default, _takes(field), field.description or ""
-
-
-def _takes(field: Any) -> str:
-    """Returns the type and the range of a key in words: ``a whole number >= 1``."""
-    bounds = [
-        f"{symbol} {getattr(limit, word):g}"
-        for word, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-        for limit in field.metadata
-        if getattr(limit, word, None) is not None and abs(getattr(limit, word)) < 2**62
-    ]
-    return " ".join([_choices(field.annotation), *([" and ".join(bounds)] if bounds else [])])
-
-
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -289,19 +246,19 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
         return message if "." not in key or key in message else f"{prefix}{key}: {message}"
     key = prefix + key
     if problem["type"] == "missing":
-        return f"{key} must be given: {_choices(annotation)}"
+        return f"{key} must be given: {choices(annotation)}"
     if problem["type"] == "value_error":
         return f"{key} {message}"
     if problem["type"].startswith(("greater", "less")):
         # not pydantic's own message, which rounds large limits
         ((bound, limit),) = problem["ctx"].items()
         range = f"{BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
-        text = f"must be {' or '.join([*map(repr, _literals(annotation)), range])}"
+        text = f"must be {' or '.join([*map(repr, literals(annotation)), range])}"
     elif problem["type"].startswith("finite"):
         text = message.replace("Input should be", "must be")
     else:
-        text = f"must be {_choices(annotation) or message.removeprefix('Input should be ')}"
-    hint = closest(value, _literals(annotation)) if isinstance(value, str) else None
+        text = f"must be {choices(annotation) or message.removeprefix('Input should be ')}"
+    hint = closest(value, literals(annotation)) if isinstance(value, str) else None
     quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(value, (int, float)) else ""
     return f"{key} {text}, not {in_message(value)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
 
@@ -320,39 +277,9 @@ def _key_of(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
         elif isinstance(part, int):
             key += f"[{part}]"
             annotation = next(
-                (typing.get_args(m)[0] for m in _members(annotation) if typing.get_origin(m) is list), None
+                (typing.get_args(m)[0] for m in members(annotation) if typing.get_origin(m) is list), None
             )
     return key, annotation
-
-
-def _members(annotation: Any) -> list[Any]:
-    origin = typing.get_origin(annotation)
-    if origin is Annotated:
-        return _members(typing.get_args(annotation)[0])
-    if origin in (typing.Union, types.UnionType):
-        return [inner for member in typing.get_args(annotation) for inner in _members(member)]
-    return [annotation]
-
-
-def _literals(annotation: Any) -> list[str]:
-    members = [member for member in _members(annotation) if typing.get_origin(member) is Literal]
-    return [str(value) for member in members for value in typing.get_args(member)]
-
-
-def _choices(annotation: Any) -> str:
-    """Returns the type of a key in words: ``a whole number or 'full'``."""
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    words = []
-    for member in _members(annotation):
-        if typing.get_origin(member) is Literal:
-            words += [f"'{value}'" for value in typing.get_args(member)]
-        elif typing.get_origin(member) is list:
-            words.append("a list")
-        elif typing.get_origin(member) is dict and typing.get_origin(typing.get_args(member)[1]) is dict:
-            words.append("sections by name")
-        elif member in names:
-            words.append(names[member])
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def run_name(config: Config, source: str) -> str:

@@ -22,6 +22,7 @@ from fedray.data.federated import FederatedData
 from fedray.engine.cohorts import cohort_of
 from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.round import RoundResult
+from fedray.engine.server_rules import server_rule
 from fedray.engine.state.run import RunState
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
@@ -89,7 +90,8 @@ class Asynchronous:
         for update, some in groupby(sorted(starts, key=lambda start: (_update_of(start), *_order(start))), _update_of):
             members = list(some)
             server.cohort = self._cohort(members, self._weights(update, members))
-            broadcast = algorithm.broadcast(server, PHASE)
+            with server_rule(algorithm, "broadcast", server.round, PHASE):
+                broadcast = algorithm.broadcast(server, PHASE)
             handle = queue.pool.publish(broadcast.shared) if handle is None else handle
             sent = [Sent(handle, broadcast.scalars)]
             made = [task_of(part, sent, state, self.experiment) for part in cutter.cut(server.cohort)]
@@ -129,7 +131,9 @@ class Asynchronous:
         """Makes the update at the end of round ``number``, unless nobody has answered."""
         server = self.state.server
         if sums := self.state.pending.take(number, server["x"]):
-            self.experiment.algorithm.server_update(server, PHASE, sums, {})
+            algorithm = self.experiment.algorithm
+            with server_rule(algorithm, "server_update", number, PHASE):
+                algorithm.server_update(server, PHASE, sums, {})
 
     def _asked(self, number: int) -> Asked:
         """Returns what became of the clients that ended in round ``number``, in the order of their numbers."""

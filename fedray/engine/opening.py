@@ -27,9 +27,10 @@ from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import dump
 from fedray.tracking.failure import write_failure
-from fedray.tracking.folder import LOCAL, FoundRun, RunFolder, check_numbers
+from fedray.tracking.folder import LOCAL, FoundRun, RunFolder
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY
+from fedray.tracking.tables import check_numbers
 from fedray.warning import WARNING
 
 

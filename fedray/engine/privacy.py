@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,16 @@ def released(sums: Mapping[str, Any], state: RunState, privacy: Privacy | None) 
     if mechanism.adaptive:
         server[CLIP] = torch.tensor([clip], device=state.device)
     return {UPDATE: server["x"] + mean}
+
+
+def privacy_spent(experiment: Experiment, rounds: int) -> dict[str, float | None]:
+    """Returns what a private run of so many ``rounds`` has spent, for summary.json: its epsilon, None without noise, at
+    its delta."""
+    if experiment.privacy is None:
+        return {}
+    accountant = experiment.privacy.accountant
+    epsilon = accountant.epsilon(rounds)
+    return {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": accountant.delta}
 
 
 def privacy_columns(experiment: Experiment, state: RunState, number: int) -> dict[str, float]:

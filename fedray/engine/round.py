@@ -28,6 +28,7 @@ from fedray.engine.diagnostics import comparison_of
 from fedray.engine.privacy import privacy_columns, released, with_clip
 from fedray.engine.robust import robust_sums
 from fedray.engine.selection import Selection
+from fedray.engine.server_rules import server_rule
 from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
@@ -125,7 +126,9 @@ def run_round(
     compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
     if experiment.privacy is not None and not server.cohort.ids:
         sums = state.with_private(released({}, state, experiment.privacy))
-        experiment.algorithm.server_update(server, experiment.algorithm.phases[0], sums, {})
+        phase = experiment.algorithm.phases[0]
+        with server_rule(experiment.algorithm, "server_update", number, phase):
+            experiment.algorithm.server_update(server, phase, sums, {})
     with queue.profile.measure("transport"):
         queue.pool.settle()
     state.commit(number, result.states, queue.pool)
@@ -164,8 +167,10 @@ def _train(
     sent: list[Sent] = []
     for phase in algorithm.phases:
         if phase == algorithm.server_training_before:
-            server.vectors |= server_training.result()
-        broadcast = algorithm.broadcast(server, phase)
+            with server_rule(algorithm, "server_training", server.round):
+                server.vectors |= server_training.result()
+        with server_rule(algorithm, "broadcast", server.round, phase):
+            broadcast = algorithm.broadcast(server, phase)
         shared = with_clip(broadcast.shared, state, experiment.privacy)
         sent.append(Sent(queue.pool.publish(shared), broadcast.scalars))
         tasks = [task_of(part, sent, state, experiment) for part in cut]
@@ -176,7 +181,9 @@ def _train(
             queue.pool.drop(result.add(task, found))
         totals = released(sums.totals(), state, experiment.privacy)
         totals = robust_sums(totals, sums.gathered, experiment.robust, state, partial(_tell, queue))
-        algorithm.server_update(server, phase, state.with_private(totals), sums.scalars)
+        totals = state.with_private(totals)
+        with server_rule(algorithm, "server_update", server.round, phase):
+            algorithm.server_update(server, phase, totals, sums.scalars)
 
     result.samples = cutter.samples
     cutter.learn(result.worker_seconds, result.samples)

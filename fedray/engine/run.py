@@ -28,6 +28,7 @@ from fedray.engine.evaluation.client_scores import Scoring
 from fedray.engine.evaluation.personal_models import make_personal_models
 from fedray.engine.observers import Best, Checkpoints, Costs, Diagnostics, LocalModels, Records
 from fedray.engine.pool import Pool
+from fedray.engine.privacy import privacy_spent
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult, run_round
 from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
@@ -39,8 +40,9 @@ from fedray.engine.worker import Worker
 from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.system import clock_of
-from fedray.tracking.folder import PERSONAL, read_metrics
+from fedray.tracking.folder import PERSONAL
 from fedray.tracking.recorder import Recorder
+from fedray.tracking.tables import read_metrics
 from fedray.util.files import replacement_of
 
 
@@ -321,5 +323,6 @@ class Run:
             partition_hash=self.data.partition_hash,
             **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
             stopped_by=self.best.reason,
+            **privacy_spent(self.experiment, self.state.server.round),
             **({"by_hand": self.state.by_hand} if self.state.by_hand else {}),
         )

@@ -25,7 +25,8 @@ def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
     """
     name = config.algorithm.name
     cls = custom.algorithm or find_algorithm(name)
-    hyper = _hyper_parameters(cls, config.algorithm.model_extra or {}, name)
+    is_set = custom.algorithm is not None or "name" in config.algorithm.model_fields_set
+    hyper = _hyper_parameters(cls, config.algorithm.model_extra or {}, name, is_set)
     for other, keys in config.for_algorithm.items():
         with _within(f"for_algorithm: {other}: "):
             its_class = cls if other == name else find_algorithm(other)
@@ -103,11 +104,15 @@ def choose_head(config: Config, algorithm: Algorithm) -> str:
     return head
 
 
-def _hyper_parameters(cls: type[Algorithm], values: Mapping[str, Any], name: str) -> Any:
-    """Returns the hyper-parameters of the algorithm ``name``, checked, from ``values`` of the keys ``algorithm.*``."""
+def _hyper_parameters(cls: type[Algorithm], values: Mapping[str, Any], name: str, is_set: bool = True) -> Any:
+    """Returns the hyper-parameters of the algorithm ``name``, checked, from ``values`` of the keys ``algorithm.*``.
+    ``is_set`` says whether the user has named the algorithm, and does not only have the default."""
     unknown = [key for key in values if key not in cls.Hyper.model_fields]
     if unknown:
-        raise UserError(f"{name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
+        where = f"{name}{'' if is_set else ' (algorithm.name is not set)'}: "
+        having = sorted(known for known, other in known_algorithms().items() if unknown[0] in other.Hyper.model_fields)
+        others = "" if is_set or not having else f"; it is a key of {', '.join(having)}"
+        raise UserError(where + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm.") + others)
     return check(cls.Hyper, values, prefix="algorithm.")
 
 

@@ -39,7 +39,7 @@ of its time starting operations, which a stack starts only once; a step of a lar
 analysis/benchmarks/chunks.py."""
 
 
-EXPLAINED = "fedray/engine/README.md#replayed-gradients"
+EXPLAINED = "documentation of the engine, Replayed gradients"
 """The documentation of replayed gradients, for messages."""
 
 LONG = 100_000

@@ -17,6 +17,7 @@ from fedray.data.federated import FederatedData, federate, with_public_at_client
 from fedray.data.normalization import of_numbers
 from fedray.data.partitions.partition import kind_of, resolved_defaults
 from fedray.data.partitions.test_shares import draw_eval_clients, with_test_shares
+from fedray.data.sources.doubts import doubts
 from fedray.data.sources.source import Source, source_of
 from fedray.data.storage.access import MapAll, with_access
 from fedray.data.storage.contents import content_key, data_digests
@@ -96,7 +97,13 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
             "data.partition.kind": kind,
             **under("data.partition", defaults_for_nulls(config.data.partition, defaults)),
         },
-        notes=(*data.notes, *notes, *lines, *_note_on_public_set(config, source, data)),
+        notes=(
+            *data.notes,
+            *doubts(source.name, source.x_train, source.scale),
+            *notes,
+            *lines,
+            *_note_on_public_set(config, source, data),
+        ),
     )
 
 

@@ -17,7 +17,7 @@ from fedray.core.task import Task
 from fedray.errors import UserError, first_line
 from fedray.gradients.loop import LoopNetwork
 
-EXPLAINED = "fedray/engine/README.md#precision-on-gpus"
+EXPLAINED = "documentation of the engine, Precision on GPUs"
 """Where users can read what each precision gains."""
 
 LEAST_FLOPS = 4e7

@@ -17,8 +17,9 @@ from fedray.config import read_file
 from fedray.errors import UserError, first_sentence
 from fedray.results.measure import Measure
 from fedray.tracking.failure import has_failed
-from fedray.tracking.folder import INPUTS, read_metrics, with_unrecorded
+from fedray.tracking.folder import INPUTS, with_unrecorded
 from fedray.tracking.records import KEY, changed
+from fedray.tracking.tables import read_metrics
 
 SEEDS = ("run.seed", "data.seed")
 """The keys in which the repetitions of a run differ from each other."""

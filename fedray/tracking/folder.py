@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 import yaml
 
 from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
-from fedray.tracking.failure import has_failed
+from fedray.tracking.failure import has_failed, rounds_in
 from fedray.tracking.lock import PATIENCE, folder_lock
-from fedray.tracking.records import PartsDigest, RowsDigest
-from fedray.util.files import free_name, replacement_of, room_for
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-PART_ROUNDS, PART_ROWS = 500, 200_000
-"""The number of rounds, or of rows, after which a file of a Parquet folder is written."""
-
-WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
+from fedray.util.files import free_name
 
 RESULT_KEYS_OF_ENGINE = (
     "threads", "portable_bits", "device", "server_gpus", "channels_last", "vectorize", "compile",
@@ -69,12 +55,14 @@ class FoundRun:
     ``status`` is ``new`` if a new run starts in the folder, ``unfinished`` if the run in it is to be continued, and
     ``finished`` if there is nothing left to do. ``rounds`` is the number of rounds (``run.rounds``) in the
     configuration of the run that was found; 0 for a new run. ``summary`` is the content of its summary.json. It is None
-    for a new run, or if the run has not ended, or if an error has ended it.
+    for a new run, or if the run has not ended, or if an error has ended it. ``line`` is what the user should be told;
+    empty if there is nothing.
     """
 
     status: Status
     rounds: int = 0
     summary: Mapping[str, Any] | None = None
+    line: str = ""
 
 
 class RunFolder:
@@ -100,8 +88,9 @@ class RunFolder:
         hand.
 
         With ``run.resume: false`` the folder always counts as new. Otherwise :class:`UserError` is raised if the folder
-        has other files but no run, if its files are damaged, or if it holds a run with another configuration, data,
-        model or code. With ``run.resume: true`` it is also raised if there is no run yet.
+        has other files but no run, if its files are damaged, or if a round was finished in it of a run with another
+        configuration, data, model or code. With ``run.resume: true`` it is also raised if there is no run yet, or no
+        round of another one was finished.
         """
         resume = self.config.run.resume
         if resume is False or not (self.path / "config.yaml").exists():
@@ -129,9 +118,13 @@ class RunFolder:
                 "renamed), or another run.name"
             )
         differ += names_that_differ(self.inputs if known is None else known, self.inputs)
+        which = f"{', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}"
+        if differ and resume is not True and not self._has_rounds(summary):
+            line = f"{self.path}: no round of the run there was finished, and {which}: starting over"
+            return FoundRun("new", line=line)
         if differ:
             raise UserError(
-                f"{self.path} holds another run ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): "
+                f"{self.path} holds another run ({which}): "
                 "use run.resume=false to start over (the old one is renamed), or another run.name"
             )
         if known is None and resume is not True:
@@ -142,6 +135,12 @@ class RunFolder:
         is_complete = summary is not None and (summary["rounds"] == wanted or bool(summary.get("stopped_by")))
         is_finished = status == "diverged" or (status == "completed" and is_complete)
         return FoundRun("finished" if is_finished else "unfinished", rounds, summary)
+
+    def _has_rounds(self, summary: Mapping[str, Any] | None) -> bool:
+        """Returns whether a round of the run in the folder was finished, so that something would be lost if another run
+        began there. ``summary`` is the content of its summary.json, if it has ended."""
+        kept = self.checkpoints.exists() and any(self.checkpoints.iterdir())
+        return bool(kept or rounds_in(self.path) or (summary or {}).get("rounds"))
 
     @contextlib.contextmanager
     def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
@@ -269,134 +268,3 @@ def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
         if isinstance(found, dict) and all(key in found for key in keys):
             return found
     raise UserError(f"{path} is damaged: use run.resume=false to start over")
-
-
-class RoundsFile:
-    """A CSV file of a run, such as metrics.csv, to which each round appends a row.
-
-    The attribute ``lost`` is the number of earlier rounds whose rows were missing when the file was opened. ``digest``
-    is the digest of all rows.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
-        """Opens the CSV file ``path`` of a run that continues after round ``after``, 0 for a new run, and removes the
-        rows of later rounds. ``columns`` are the names of the columns."""
-        self.path, self.columns = path, columns
-        kept = _rows_until(path, after)
-        self.lost, self.digest = after - len(kept), RowsDigest(kept)
-        with replacement_of(path) as staging, staging.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(kept)
-        self._file = path.open("a", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, self.columns)
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        cells = {name: "" if row.get(name) is None else str(row[name]) for name in self.columns}
-        with room_for(self.path):
-            self._writer.writerow(cells)
-            self._file.flush()
-        self.digest.add(cells)
-
-    def sync(self) -> None:
-        with room_for(self.path):
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
-    """Returns the rows of a CSV file for rounds up to ``after``, as texts by column."""
-    if not after or not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
-    return [row for row in rows if int(row["round"]) <= after]
-
-
-def check_numbers(path: Path, after: int) -> None:
-    """Checks that a CSV file of a run has only numbers and empty cells in its rows for rounds up to ``after``. Raises
-    :class:`UserError` if a cell holds anything else, because the run could not be resumed with such a row."""
-    for row in _rows_until(path, after):
-        for name, cell in row.items():
-            try:
-                float(cell or 0)
-            except (TypeError, ValueError):
-                what = f"column {name} has {cell!r}" if name else f"there is {','.join(cell)!r} too much"
-                raise UserError(
-                    f"{path} is damaged: in round {row['round']} {what}; mend it, or use run.resume=false to start over"
-                ) from None
-
-
-class ParquetRows:
-    """A folder of Parquet files, such as clients.parquet, to which each round appends several rows, such as one for
-    each client.
-
-    Each file holds the rows of successive rounds. The attribute ``digest`` is the digest of all files.
-    """
-
-    def __init__(self, path: Path, after: int) -> None:
-        """Opens the folder ``path`` of Parquet files of a run that continues after round ``after``, 0 for a new run.
-
-        Rows of later rounds are removed.
-        """
-        self.path, self._rows, self._held = path, list[dict[str, Any]](), 0
-        path.mkdir(exist_ok=True)
-        for part in path.glob("part-*-*.parquet"):
-            first, last = (int(number) for number in part.stem.split("-")[1:3])
-            if first > after:
-                part.unlink()
-            elif last > after:
-                table = pq.read_table(part)
-                with replacement_of(path / _name_of_part(first, after)) as staging:
-                    pq.write_table(table.filter(pa.compute.field("round") <= after), staging)
-                part.unlink()
-        self.digest = PartsDigest(path)
-
-    def append(self, rows: Mapping[str, Any]) -> None:
-        """Appends the rows of one round, such as a row for each client. The rows are written to a file
-        later (:meth:`flush`).
-
-        ``rows`` has a list for each column, all of the same length, except that ``round`` is a single number.
-        """
-        self._rows.append(dict(rows))
-        self._held += _length(rows)
-        if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes the rows that were appended since the last call into a new Parquet file. Does nothing if there are no
-        such rows."""
-        if not self._rows:
-            return
-        tables = [
-            pa.table({"round": [rows["round"]] * _length(rows)} | {k: v for k, v in rows.items() if k != "round"})
-            for rows in self._rows
-        ]
-        part = self.path / _name_of_part(self._rows[0]["round"], self._rows[-1]["round"])
-        with replacement_of(part) as staging:
-            pq.write_table(pa.concat_tables(tables, promote_options="default"), staging)
-        self.digest.add(part)
-        self._rows, self._held = [], 0
-
-
-def _name_of_part(first: int, last: int) -> str:
-    return f"part-{first:08d}-{last:08d}.parquet"
-
-
-def _length(rows: Mapping[str, Any]) -> int:
-    return len(next(values for name, values in rows.items() if name != "round"))
-
-
-def read_metrics(path: Path) -> pd.DataFrame:
-    """Reads metrics.csv from the run folder ``path`` as a DataFrame with a row for each round.
-
-    Numbers are exact to the bit, and empty cells are NaN.
-    """
-    with (path / "metrics.csv").open(encoding="utf-8") as file:
-        names = next(csv.reader(file), [])
-    kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}
-    table = pa.csv.read_csv(path / "metrics.csv", convert_options=pa.csv.ConvertOptions(column_types=kinds))
-    found: pd.DataFrame = table.to_pandas()
-    return found

@@ -13,8 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
-from fedray.tracking.folder import BY_HAND, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import BY_HAND, INPUTS, RunFolder
 from fedray.tracking.records import FILES, KEY, digest_of
+from fedray.tracking.tables import ParquetRows, RoundsFile, read_metrics
 from fedray.tracking.tensorboard import Events
 from fedray.util.files import room_for, write_whole
 

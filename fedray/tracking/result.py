@@ -52,7 +52,7 @@ class RunResult:
 
         It is the table metrics.csv. The glossary in ``fedray/tracking/README.md`` explains the columns.
         """
-        from fedray.tracking.folder import read_metrics
+        from fedray.tracking.tables import read_metrics
 
         return read_metrics(self.folder)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedray.tracking.folder import read_metrics
+from fedray.tracking.tables import read_metrics
 from fedray.tuning.axis import amount
 
 LABELS = {"rounds": "rounds", "bytes": "bytes, down and up", "flops": "FLOPs"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
 from fedray.engine.callbacks import Report
-from fedray.errors import ClientError, OutputLost, UserError
+from fedray.errors import EXPLAINED, OutputLost
 from fedray.tracking.progress import Display
 from fedray.tuning.axis import amount, steps_reached
 from fedray.warning import WARNING
@@ -202,7 +202,7 @@ class TrialThread:
     def _run(self) -> None:
         try:
             end = self._work()
-        except (UserError, ClientError) as known:
+        except EXPLAINED as known:
             end = TrialEnd(str(known))
         except BaseException:
             end = TrialEnd(traceback.format_exc())

@@ -22,6 +22,9 @@ KEYS = [
     ("Train.lr=1", "did you mean 'train'"),
     ("rounds=3", "did you mean 'run.rounds'"),
     ("train.rounds=3", "did you mean 'run.rounds'"),
+    ("train.learning_rate=1", "unknown key train.learning_rate .did you mean 'train.lr'"),
+    ("num_clients=5", "did you mean 'data.clients'"),
+    ("train.num_rounds=5", "did you mean 'run.rounds'"),
     ("kind=iid", "did you mean 'data.partition.kind' or 'task.kind' or "),
     ("data.partition.apha=1", "did you mean 'data.partition.alpha'"),
     ("engine.gpus=1", r"unknown key engine.gpus \(there are: .*gpus_per_actor"),
@@ -101,6 +104,13 @@ KEYS = [
 def test_keys_and_values(arguments, message, capsys):
     assert re.search(message, refused(capsys, *arguments.split(" ")))
     assert not Path("runs").exists()
+
+
+def test_a_key_of_an_algorithm_that_was_not_named(capsys):
+    line = refused(capsys, "algorithm.mu=1", base=["engine.kind=local"])
+    assert line.startswith("pfedmo (algorithm.name is not set): unknown key algorithm.mu (")
+    assert re.search("; it is a key of .*fedprox, .*moon", line)
+    assert "is not set" not in refused(capsys, "algorithm.mu=1")
 
 
 CONFIGS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,39 @@ def test_numbers_of_the_users_are_torchvisions(values):
     _, data = resolve(load(config), CustomObjects(source=user_source((x, labels), (x[:4], labels[:4]))))
     expected = normalize(torch.from_numpy(x) / 255, *values)
     torch.testing.assert_close(torch.from_numpy(scaled(x, data.scale, data.shift)), expected)
+
+
+def unit(shape):
+    return rng.random(shape, dtype=np.float32)
+
+
+DOUBTFUL = {
+    "a column": (np.stack([unit(40), 5000 * unit(40)], 1), {}, "column 1 .counted from 0. has a standard dev.* of 1"),
+    "pixels that are floats": (unit((40, 3, 5, 5)) * 255, {}, "channel [012] .*data.normalization=standard scales"),
+    "channels last": (
+        rng.integers(0, 256, (40, 6, 8, 3), dtype=np.uint8),
+        {},
+        r"\[6, 8, 3\], which models read as 6 ch",
+    ),
+    "scaled": (np.stack([unit(40), 5000 * unit(40)], 1), {"data.normalization": "standard"}, None),
+    "scaled by hand": (5000 * unit((40, 1)), {"data.mean": [2500], "data.std": [1400]}, None),
+    "small": (unit((40, 4)) * 10, {}, None),
+    "bytes": (rng.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8), {}, None),
+    "sequences": (unit((40, 6, 3)), {}, None),
+    "tiny images": (unit((40, 3, 3, 3)), {}, None),
+}
+
+
+@pytest.mark.parametrize(("x", "keys", "line"), DOUBTFUL.values(), ids=DOUBTFUL)
+def test_inputs_that_are_probably_not_what_was_meant_have_a_line(x, keys, line):
+    labels = np.arange(40) % 2
+    keys = {"data.clients": 2, "model.name": "logistic", **keys}
+    source = user_source((x, labels), (x[:4], labels[:4]), normalization=keys.get("data.normalization", "default"))
+    experiment, _ = resolve(load(keys), CustomObjects(source=source))
+    found = [note for note in experiment.notes if "scales" in note or "channels" in note]
+    assert len(found) == (0 if line is None else 1)
+    for each in found:
+        assert re.search(f"^warning: {source.name}: .*{line}", each)
 
 
 @pytest.mark.parametrize(

@@ -190,10 +190,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "target as input": (frame(), {"input_columns": ["target"]}, "'target' is the column of the targets in .*train.csv"),
     "client as input": (frame(client=1), {"input_columns": ["client"]}, "'client' is the column of the clients in"),
     "text input": (
-        frame(city="Oslo"), {}, r"train\.csv: column 'city' is not numeric: 'Oslo' in row 0$",
+        frame(city="Oslo"), {},
+        r"column 'city' is not numeric: 'Oslo' in row 0; if it says whose row it is, give data.client_column='city'$",
     ),
     "a text in an input": (
-        frame(b=np.where(np.arange(ROWS) == 7, "?", "1.5")), {}, r"'b' is not numeric: '\?' in row 7",
+        frame(b=np.where(np.arange(ROWS) == 7, "?", "1.5")), {}, r"'b' is not numeric: '\?' in row 7$",
     ),
     "gap in input": (empty_at("c", 9), {}, r"train\.csv: column 'c' has nothing in row 9 \(1 such rows\)"),
     "gap in target": (empty_at("target", 5, 2), {}, r"csv: column 'target' has nothing in row 5 \(2 such rows\)"),

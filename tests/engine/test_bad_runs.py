@@ -25,7 +25,8 @@ from fedray.engine.ray.cluster import why_waiting
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
-from fedray.tracking.folder import RunFolder, read_metrics
+from fedray.tracking.folder import RunFolder
+from fedray.tracking.tables import read_metrics
 
 pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")
 
@@ -49,6 +50,24 @@ def test_unwritable_output(tmp_path, capsys):
     assert (
         Path("runs/run").read_text() == Path("file").read_text() == Path("runs/other/notes.txt").read_text() == "mine"
     )
+
+
+def test_a_run_in_which_no_round_was_finished_gives_way_to_another(capsys):
+    mistake = "import fedray.algorithms.fedavg as f\nclass Mine(f.FedAvg):\n    def begin(self, client): raise KeyError"
+    Path("mine.py").write_text(mistake)
+    done("algorithm.name=mine.py:Mine", code=1)
+    Path("mine.py").write_text(mistake.replace("def begin(self, client): raise KeyError", "pass"))
+    assert "run.resume=true" not in capsys.readouterr().out
+    assert "holds another run (code of the algorithm" in refused(
+        capsys, "algorithm.name=mine.py:Mine", "run.resume=true"
+    )
+    done("algorithm.name=mine.py:Mine")
+    line = "runs/run: no round of the run there was finished, and code of the algorithm differs: starting over"
+    assert line in capsys.readouterr().out
+    assert len(read_metrics(Path("runs/run"))) == 2
+    assert not Path("runs/run.bak-1").exists()
+    # from now on there is something to lose
+    assert "holds another run" in refused(capsys, "algorithm.name=fedavg")
 
 
 def test_resume(capsys, monkeypatch):

@@ -28,8 +28,8 @@ from fedray import ClientError, Report, simulate
 from fedray.algorithms import known_algorithms
 from fedray.results.runs import LeftOut, read_run
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
-from fedray.tracking.folder import read_metrics
 from fedray.tracking.result import RunResult
+from fedray.tracking.tables import read_metrics
 
 FOUR = ("fedavg", "scaffold", "fedsiam_da", "pfedmo")
 """No state, vectors of state, whole models and two phases, training of the server's own."""

@@ -251,6 +251,17 @@ def test_epsilon_is_computed_where_the_model_is_evaluated(tmp_path):
     assert made.metrics.epsilon.notna().tolist() == [False, True, False, True, True]
 
 
+def test_the_summary_has_what_was_spent(tmp_path):
+    keys = {"privacy__noise": 1.0, "privacy__clip": 1.0}
+    found = run(tmp_path, **keys, run__eval_every=0)
+    privacy = load(found.folder / "config.yaml").privacy
+    assert found.summary["delta"] == privacy.delta
+    last = run(tmp_path / "again", **keys).metrics["epsilon"].iloc[-1]
+    assert found.summary["epsilon"] == last
+    silent = run(tmp_path / "silent", **SILENT).summary
+    assert (silent["epsilon"], silent["delta"]) == (None, privacy.delta)
+
+
 def test_a_larger_cohort_may_be_told(tmp_path):
     with pytest.warns(FedrayWarning, match="5 of 9 clients are simulated, with the noise and epsilon of 50 of 1000"):
         made = run(tmp_path, privacy__clients=1000, privacy__cohort=50, **PRIVATE)

@@ -15,7 +15,7 @@ from fedray.config import flat, load, read_file
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
-from fedray.tracking.folder import read_metrics
+from fedray.tracking.tables import read_metrics
 from fedray.tuning import report
 from fedray.tuning.axis import STEPS, amount, budget_of, steps_reached
 from fedray.tuning.resources import _fitting

@@ -16,7 +16,7 @@ import fedray
 from fedray.cli.main import main
 from fedray.config import flat, read_file
 from fedray.testing.contracts import SETTINGS, small_source
-from fedray.tracking.folder import read_metrics
+from fedray.tracking.tables import read_metrics
 from fedray.tuning.report import write_report
 from fedray.tuning.spec import read_sweeps
 from fedray.tuning.storage import study_of

@@ -19,7 +19,7 @@ from processes import descendants, environment, gone, kill_all
 from sweeps_on_ray import described
 
 import fedray
-from fedray.tracking.folder import read_metrics
+from fedray.tracking.tables import read_metrics
 from fedray.tuning.report import state_of
 from fedray.tuning.spec import read_sweeps
 from fedray.tuning.storage import study_of

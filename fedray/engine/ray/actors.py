@@ -22,7 +22,7 @@ from fedray.engine.ray.cluster import (
     why_waiting,
 )
 from fedray.engine.ray.stored import StoredData
-from fedray.errors import ClientError, UserError, first_line
+from fedray.errors import EXPLAINED, ClientError, UserError, first_line
 from fedray.experiment.experiment import Experiment
 
 LOOK_SECONDS = 5.0
@@ -251,7 +251,7 @@ class Actors:
 def cause_of(error: RayTaskError, member: Member) -> Exception:
     """Returns the exception that is to be raised for a task that failed in the actor ``member``: fedray's own exception
     if Ray's ``error`` wraps one, or else ``error``. Its attribute ``host`` is set to the name of the actor's host."""
-    cause = error.cause if isinstance(error.cause, (UserError, ClientError)) else error
+    cause = error.cause if isinstance(error.cause, EXPLAINED) else error
     if member.host:
         cause.host = member.host  # type: ignore[union-attr]
     return cause

@@ -36,7 +36,7 @@ from fedray.engine.ray.gpu_sharing import shared_gpus
 from fedray.engine.ray.server import ServerActor
 from fedray.engine.ray.start import RayStart
 from fedray.engine.ray.stored import StoredData, store
-from fedray.errors import ClientError, UserError
+from fedray.errors import EXPLAINED, ClientError, UserError
 from fedray.experiment.experiment import Experiment
 from fedray.tracking.failure import write_failure
 from fedray.tracking.folder import RunFolder
@@ -130,7 +130,7 @@ class ServerLost(ClientError):
 def _known_cause(error: RayTaskError) -> Exception:
     """Returns the error that ended a call of an actor, without Ray's traceback if it is one of fedray's."""
     cause = error.cause
-    return cause if isinstance(cause, (UserError, ClientError)) else error
+    return cause if isinstance(cause, EXPLAINED) else error
 
 
 class _Server:

@@ -18,6 +18,7 @@ from fedray.core.vectors import Layout, Model
 from fedray.data.federated import FederatedData
 from fedray.engine.driver import Order
 from fedray.engine.pool import Pool
+from fedray.engine.server_rules import server_rule
 from fedray.engine.state.checkpoint import Checkpoint
 from fedray.engine.state.packing import Packed, on_host
 from fedray.engine.state.pending import Pending
@@ -126,7 +127,8 @@ class RunState:
             test_samples=len(data.y_test),
         )
         worker.clients.network.unload()
-        algorithm.init_server(server)
+        with server_rule(algorithm, "init_server", 0):
+            algorithm.init_server(server)
         state = cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
         state.private, state.private_from = worker.clients.private, algorithm.private_from
         # pools that never go back to a checkpoint do not count

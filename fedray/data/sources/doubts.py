@@ -1,0 +1,55 @@
+"""Warns about inputs that can be used, but are probably not what their owner meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedray.core.structure import leaves
+from fedray.warning import WARNING
+
+ROWS = 4096
+"""The number of samples that are looked at, from the first."""
+
+LARGE = 10.0
+"""A column whose standard deviation is larger than this takes steps that are 100 times as large, or more, as those of a
+scaled column, so that a usual learning rate lets a model diverge."""
+
+COLOURS = (1, 3, 4)
+
+
+def doubts(name: str, x: Any, scale: Any) -> list[str]:
+    """Returns a warning for each input that has columns of very different sizes although nothing scales it, and for
+    images whose last axis seems to be the channels.
+
+    ``x`` are the training inputs: an array ``[n, channels, ...]``, a tuple or dict of arrays, or an object whose
+    attribute ``first`` has the first sample, and ``scale`` their scale (:class:`~fedray.data.sources.source.Source`).
+    ``name`` is what the warnings call the data.
+    """
+    inputs = leaves(getattr(x, "first", x))
+    scales = [None] * len(inputs) if scale is None else leaves(scale)
+    found = zip(inputs, scales, strict=True)
+    return [WARNING + line for leaf, its_scale in found for line in _doubts(name, leaf, its_scale)]
+
+
+def _doubts(name: str, x: np.ndarray, scale: Any) -> Iterator[str]:
+    if x.ndim == 4 and x.shape[-1] in COLOURS and x.shape[1] not in COLOURS and min(x.shape[1:3]) > max(COLOURS):
+        shape = list(x.shape[1:])
+        yield (
+            f"{name}: samples have shape {shape}, which models read as {shape[0]} channels of {shape[1]} x {shape[2]}; "
+            "channels come first: np.moveaxis(x, -1, 1)"
+        )
+        return
+    if x.dtype != np.float32 or scale is not None or len(x) == 1:
+        return
+    part = x[:ROWS].astype(np.float64)
+    deviations = part.reshape(*part.shape[:2], -1).std(axis=(0, 2))
+    widest = int(deviations.argmax())
+    if deviations[widest] > LARGE:
+        which = f"column {widest}" if x.ndim == 2 else f"channel {widest}"
+        yield (
+            f"{name}: nothing scales the inputs, and {which} (counted from 0) has a standard deviation of "
+            f"{deviations[widest]:.3g}; data.normalization=standard scales each one"
+        )
