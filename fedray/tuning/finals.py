@@ -14,7 +14,7 @@ from fedray.errors import UserError, last_line
 from fedray.tracking.progress import number_text
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import sampled_values
-from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
+from fedray.tuning.trial import Assignment, Line, Message, RunEnd, TrialEnd
 
 if TYPE_CHECKING:
     from fedray.tuning.sweep import Sweep, SweepView
@@ -117,6 +117,8 @@ class FinalRuns:
             metric = self.sweep.study.base.get("task.metric") or "accuracy"
             value = message.row.get(f"test_{metric}", math.nan)
             self._say(f"winner on seed {key}: {message.status}, {metric.replace('_', ' ')} {number_text(value)}")
+        elif isinstance(message, Line):
+            self.view.say(message.of(f"{self._label}: winner on seed {key}"))
         elif isinstance(message, TrialEnd) and message.error is not None:
             self.trial_failed(key, message.error)
         return False
@@ -140,5 +142,8 @@ class FinalRuns:
             self.left = [seed for seed in self.left if not is_finished(self._run_folder(seed))]
 
     def _say(self, line: str) -> None:
-        suite = self.sweep.name.removesuffix(label_of(self.sweep.spec))
-        self.view.say(f"{suite}{self.final.label}: {line}")
+        self.view.say(f"{self._label}: {line}")
+
+    @property
+    def _label(self) -> str:
+        return self.sweep.name.removesuffix(label_of(self.sweep.spec)) + self.final.label

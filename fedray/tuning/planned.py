@@ -85,7 +85,7 @@ class PlannedRuns:
             # runs that differ in little have the same warnings
             if message.text not in self._said:
                 self._said.add(message.text)
-                self.view.say(f"{key}: {message.text}")
+                self.view.say(message.of(key))
         elif isinstance(message, RunEnd):
             self._ended.add(key)
             self.view.ended(key, message.status, message.row)

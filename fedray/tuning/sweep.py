@@ -82,6 +82,7 @@ class Sweep:
         self.engine: Mapping[str, Any] = {}
         self.running: dict[int, RunningTrial] = {}
         self.view: SweepView = NoView()
+        self._said: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -138,6 +139,10 @@ class Sweep:
         if isinstance(message, RunEnd):
             return self._record_run_end(number, trial, message)
         if isinstance(message, Line):
+            # of many trials one is enough
+            if message.text not in self._said:
+                self._said.add(message.text)
+                self.view.say(message.of(f"{self.name}: trial {number}"))
             return False
         if message.interrupted:
             # in the study it stays a running trial, which the next process of this sweep continues

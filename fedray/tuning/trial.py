@@ -42,9 +42,14 @@ class Assignment(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A message that a run which is ``alone`` sends to its source: a warning for the user."""
+    """A message that a run sends to its source: a warning for the user. Runs that are not ``alone`` send only those of
+    loggers."""
 
     text: str
+
+    def of(self, run: str) -> str:
+        """Returns the warning with the name of its run, as a warning again."""
+        return f"{WARNING}{run}: {self.text.removeprefix(WARNING)}"
 
 
 class Round(NamedTuple):
@@ -113,10 +118,11 @@ def run_trial(
     from fedray.api import run_experiment
 
     def warn(line: str) -> None:
-        if line.startswith(WARNING):
+        # the sweep says itself what all of its trials have in common
+        if line.startswith(WARNING if assignment.alone else f"{WARNING}run.loggers"):
             report(Line(line))
 
-    display = Display(quiet=True, warn=warn) if assignment.alone else None
+    display = Display(quiet=True, warn=warn)
     for number, settings in enumerate(assignment.runs):
         config, step = load(settings), 0
 

@@ -57,6 +57,7 @@ PICTURES = {
     "attacks": {"run.rounds": 2},
     "slow_devices": {"run.rounds": 3},
     "prices": {"run.rounds": 2},
+    "texts": {"run.rounds": 2},
     "clothes": {"run.rounds": 1, "train.local_steps": 2, "engine.kind": "local"},
 }
 """The examples of the gallery that take settings, with what makes them short."""

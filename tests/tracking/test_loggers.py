@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from small_runs import run
 
 from fedray import UserError, simulate_many
+from fedray.experiment.custom import CustomObjects
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tuning.trial import Assignment, Line, run_trial
 
 ROUNDS = 4
 
@@ -101,6 +104,19 @@ def test_a_logger_that_fails_does_not_end_the_run(tmp_path):
         assert logged(tmp_path / "runs", f"{code}:Fails").status == "completed"
     with pytest.raises(UserError, match="FailsAtOnce failed in start: OSError: no route"):
         logged(tmp_path / "other", f"{code}:FailsAtOnce")
+
+
+def test_a_trial_tells_of_a_logger_that_fails(tmp_path):
+    (tmp_path / "mine.py").write_text("class Fails:\n    def round(self, report):\n        raise OSError('no route')\n")
+    keys = {**SETTINGS, "run.rounds": 2, "run.output": str(tmp_path), "run.loggers": [f"{tmp_path / 'mine.py'}:Fails"]}
+    found: list[Any] = []
+    end = run_trial(
+        Assignment("7", [keys], "train_loss", "rounds", 2), CustomObjects(small_source()),
+        lambda message: bool(found.append(message)),
+    )  # fmt: skip
+    assert end.error is None
+    (line,) = (each for each in found if isinstance(each, Line))
+    assert re.search(r"^warning: trial 7: run.loggers: .*OSError: no route.* goes on without it", line.of("trial 7"))
 
 
 def test_a_logger_that_is_not_there(tmp_path, monkeypatch):
