@@ -18,6 +18,8 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **ignored: Any) -> None:
         if obj.docstring:
             text = EXAMPLE.sub(_fenced, obj.docstring.value + "\n").rstrip()
+            # the code that follows is indented, which is enough in Markdown
+            text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
             obj.docstring.value = ROLE.sub(lambda found: f"`{found[1].removeprefix('fedray.')}`", text)
 
 

@@ -8,6 +8,7 @@ below ``reference/`` are made of docstrings and of the descriptions of keys.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import posixpath
 import re
@@ -28,12 +29,15 @@ ELSEWHERE = ("data:", "http:", "https:", "mailto:")
 EXAMPLES = "<!-- the examples with pictures in docs/gallery -->"
 """Where these stand in docs/gallery.md."""
 
-PYTHON = """# Python
-
-What `import fedray` offers.
-
-{entries}
-"""
+PYTHON = {
+    "reference/python.md": ("fedray", "# Python\n\nWhat `import fedray` offers."),
+    "reference/rules.md": (
+        "fedray.algorithms",
+        "# Python, for algorithms\n\nWhat the rules of an algorithm compute with, from `fedray.algorithms`. "
+        "[How one is written](../fedray/algorithms/README.md#writing-an-algorithm).",
+    ),
+}
+"""The pages made of docstrings: the module whose names each lists, and its beginning."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -55,7 +59,7 @@ def pages() -> dict[str, str]:
     found = {name: LINK.sub(partial(_to_page, name), text) for name, text in found.items()}
     found |= {name.replace(".ipynb", ".md"): notebook(ROOT / name) for name in in_repository("docs/notebooks/*.ipynb")}
     found["docs/gallery.md"] = found["docs/gallery.md"].replace(EXAMPLES, examples())
-    return {**found, "reference/python.md": python(), **dict(keys())}
+    return {**found, **{name: python(*of) for name, of in PYTHON.items()}, **dict(keys())}
 
 
 def _to_page(page: str, link: re.Match[str]) -> str:
@@ -131,12 +135,11 @@ def shown(data: dict[str, Any]) -> str:
     return "```\n" + "".join(data["text/plain"]).rstrip() + "\n```"
 
 
-def python() -> str:
-    """Returns the page about what is imported from ``fedray``, of which mkdocstrings makes one of docstrings."""
-    import fedray
-
-    found = [getattr(fedray, name) for name in sorted(fedray.__all__, key=str.lower)]
-    return PYTHON.format(entries="\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in found))
+def python(module: str, beginning: str) -> str:
+    """Returns the page about what is imported from ``module``, of which mkdocstrings makes one of docstrings."""
+    there = importlib.import_module(module)
+    found = [getattr(there, name) for name in sorted(there.__all__, key=str.lower)]
+    return "\n\n".join([beginning, *(f"::: {each.__module__}.{each.__qualname__}" for each in found)]) + "\n"
 
 
 def keys() -> Iterator[tuple[str, str]]:
