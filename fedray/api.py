@@ -88,7 +88,7 @@ def simulate(
     Raises:
         UserError: The run is not possible as it was asked for.
         ClientError: Code that runs at the clients (model, loss, algorithm) failed.
-        ServerError: Code of the algorithm that runs at the server failed.
+        ServerError: A rule of the algorithm at the server failed, such as ``server_update``.
 
     Example:
         result = fedray.simulate({"algorithm.name": "fedavg", "run.rounds": 3}, data=(x, y), test=(x_test, y_test))

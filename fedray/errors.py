@@ -33,7 +33,8 @@ class ClientError(Exception):
 
 
 class ServerError(Exception):
-    """Raised if code of an algorithm that runs at the server, such as ``server_update``, raised an exception.
+    """Raised if a rule of an algorithm at the server raised an exception: ``init_server``, ``broadcast``,
+    ``server_training`` or ``server_update``.
 
     The message names the method and the round, and contains the original traceback. The command line exits with code 1.
     """

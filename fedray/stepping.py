@@ -198,7 +198,7 @@ class Stepper:
         self.result = RunResult(folder.path, experiment.module)
         if found.status != "finished" and experiment.config.engine.kind == "ray":
             start.ready()
-        for line in [*filter(None, [found.line]), *experiment.notes]:
+        for line in experiment.notes:
             self.display.say(line)
         if found.status == "finished":
             self.display.say(f"{folder.path} is finished already")

@@ -49,8 +49,8 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
     known = list(known)
     close = closest(name, known)
     elsewhere = [key for key, *_ in documented_keys() if name and key.rpartition(".")[2] == name.lower()]
-    if name.lower() in OTHER_WORDS and close is None:
-        elsewhere.append(OTHER_WORDS[name.lower()])
+    if name.lower() in OTHER_WORDS and not elsewhere and not section.startswith("tune"):
+        elsewhere = [OTHER_WORDS[name.lower()]]
     if elsewhere:
         hint = f" (did you mean {' or '.join(map(repr, elsewhere))}?)"
     elif close is not None:

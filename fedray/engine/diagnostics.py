@@ -27,6 +27,7 @@ from fedray.core.batches import Batch
 from fedray.core.vectors import Model
 from fedray.engine.cohorts import cohort_of
 from fedray.engine.cutting import Sent, TaskCutter, task_of
+from fedray.engine.server_rules import server_rule
 from fedray.engine.state.run import RunState
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
@@ -99,7 +100,8 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     ids = np.flatnonzero(state.sizes)
     everybody.server = replace(state.server, cohort=cohort_of(ids, state, experiment, number))
     phase = algorithm.phases[0]
-    broadcast = algorithm.broadcast(everybody.server, phase)
+    with server_rule(algorithm, "broadcast", number, phase):
+        broadcast = algorithm.broadcast(everybody.server, phase)
     sent = [Sent(queue.pool.publish(broadcast.shared), broadcast.scalars)]
     cutter = TaskCutter(queue.pool, experiment.training, experiment.chunk, state.layout.row_width, experiment.lanes)
     cut = cutter.cut(everybody.server.cohort)
@@ -156,7 +158,8 @@ class VirtualModel:
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         assert isinstance(experiment.algorithm, Measured)
         self.algorithm = algorithm = experiment.algorithm
-        broadcast = algorithm.broadcast(state.server, algorithm.phases[0])
+        with server_rule(algorithm, "broadcast", state.server.round, algorithm.phases[0]):
+            broadcast = algorithm.broadcast(state.server, algorithm.phases[0])
         cohort = state.as_cohort(state.server, broadcast)
         client = together(cohort)
         carry = algorithm.local_steps(client, algorithm.begin(client))

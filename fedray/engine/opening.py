@@ -65,7 +65,7 @@ def open_run(
         if found.status == "finished":
             yield None
             return
-        warnings: list[str] = []
+        warnings = [found.line] if found.line else []
         saved = _last_checkpoint(folder, found, experiment, warnings) if found.status == "unfinished" else None
         after = saved.round if saved else 0
         for name in ("metrics.csv", "profile.csv"):
@@ -79,12 +79,14 @@ def open_run(
             stack.callback(pool.close)
         # removes states that a killed run has left behind
         states.clear()
-        folder.prepare()
+        # a rule that fails before the first round leaves no folder behind
+        state, scoring = RunState.first(experiment, data, worker, pool), Scoring.from_config(experiment, data)
+        columns = further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server)))
+        folder.prepare(anew=experiment.config.run.resume is False or bool(found.line))
         checkpoints.discard(folder.checkpoints, after)
         stack.push(_failure_written(folder.path, states))
         unsure = sorted({operation for each in machines for operation in each.get("nondeterministic", ())})
-        state, scoring = RunState.first(experiment, data, worker, pool), Scoring.from_config(experiment, data)
-        recorder = _recorder(folder, experiment, state, scoring, machines, after)
+        recorder = _recorder(folder, experiment, columns, scoring, machines, after)
         stack.callback(recorder.close)
         Holdings.of(data).write(folder.path / "partition.parquet")
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
@@ -130,19 +132,19 @@ def _failure_written(path: Path, states: StateFolder) -> Callable[..., None]:
 def _recorder(
     folder: RunFolder,
     experiment: Experiment,
-    state: RunState,
+    columns: Sequence[str],
     scoring: Scoring,
     machines: Sequence[Mapping[str, Any]],
     after: int,
 ) -> Recorder:
-    """Returns the recorder that writes the run folder of a run that continues after round ``after``. ``machines`` has
-    descriptions of the run's processes."""
+    """Returns the recorder that writes the run folder of a run that continues after round ``after``. ``columns`` are
+    those of metrics.csv that not every run has, and ``machines`` has descriptions of the run's processes."""
     processes = [{key: fact for key, fact in each.items() if key != "nondeterministic"} for each in machines]
     return Recorder(
         folder,
         dump(experiment.config),
         {"bits_promised": same_kind(processes), "processes": processes},
-        further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server))),
+        columns,
         after=after,
         hyper_parameters=experiment.hyper_parameters,
         with_scores=scoring.wanted,

@@ -39,7 +39,7 @@ of its time starting operations, which a stack starts only once; a step of a lar
 analysis/benchmarks/chunks.py."""
 
 
-EXPLAINED = "documentation of the engine, Replayed gradients"
+DOCUMENTED = "see 'Replayed gradients' in the engine's documentation"
 """The documentation of replayed gradients, for messages."""
 
 LONG = 100_000
@@ -238,7 +238,7 @@ def is_replayed(config: Config, device: str, training: TrainingStage, model: Mod
     unknown = None if asked is True else unknown_code(model.module, model.task)
     if unknown is None:
         return True, None
-    line = f"engine.replay=auto: gradients are not replayed, because {unknown}; true may be faster ({EXPLAINED})"
+    line = f"engine.replay=auto: gradients are not replayed, because {unknown}; true may be faster ({DOCUMENTED})"
     # a GPU waits for Python in any model's steps
     return False, line if device == "cuda" or model.facts.flops * training.batch_size <= PYTHON_FLOPS else None
 

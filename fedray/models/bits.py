@@ -48,7 +48,7 @@ def where_measured() -> str:
         if found:
             what = f"measured on {found['device']} with torch {found['torch']} in {', '.join(found['precisions'])}"
         parts.append(f"on a {words} {what}")
-    return "The same bits: " + "; ".join(parts) + " (documentation of the engine, The same bits)"
+    return "The same bits: " + "; ".join(parts) + " (see 'The same bits' in the engine's documentation)"
 
 
 def _on(device: str, name: str) -> str:

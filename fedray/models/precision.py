@@ -17,7 +17,7 @@ from fedray.core.task import Task
 from fedray.errors import UserError, first_line
 from fedray.gradients.loop import LoopNetwork
 
-EXPLAINED = "documentation of the engine, Precision on GPUs"
+DOCUMENTED = "see 'Precision on GPUs' in the engine's documentation"
 """Where users can read what each precision gains."""
 
 LEAST_FLOPS = 4e7
@@ -84,5 +84,5 @@ def faster_precision(train: TrainConfig, device: str, flops: float) -> str | Non
         return None
     return (
         "train.precision=fp32: GPUs since 2020 train faster in tf32 or bf16, which round the factors of products to "
-        f"about three digits: an H200 1.3 (LeNet-5 in tf32) to 3.7 times as fast (ResNet-18 in either); {EXPLAINED}"
+        f"about three digits: an H200 1.3 (LeNet-5 in tf32) to 3.7 times as fast (ResNet-18 in either); {DOCUMENTED}"
     )

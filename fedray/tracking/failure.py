@@ -29,7 +29,7 @@ def write_failure(folder: Path, error: BaseException) -> None:
         reason = f"{reason}: {last_line(text)}"
     host = getattr(error, "host", platform.node())
     summary = {
-        "status": FAILED, "reason": reason, "host": host, "rounds": rounds_in(folder),
+        "status": FAILED, "reason": reason, "host": host, "rounds": _rounds(folder),
         "final_accuracy": None, "model_sha256": None,
     }  # fmt: skip
     with contextlib.suppress(OSError, UserError):
@@ -45,7 +45,7 @@ def has_failed(folder: Path) -> bool:
     return False
 
 
-def rounds_in(folder: Path) -> int:
+def _rounds(folder: Path) -> int:
     """Returns the number of the last round in the run's metrics.csv, or 0."""
     with contextlib.suppress(OSError, ValueError):
         rows = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()

@@ -14,9 +14,10 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
-from fedray.tracking.failure import has_failed, rounds_in
+from fedray.tracking.failure import has_failed
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.util.files import free_name
+from fedray.warning import WARNING
 
 RESULT_KEYS_OF_ENGINE = (
     "threads", "portable_bits", "device", "server_gpus", "channels_last", "vectorize", "compile",
@@ -88,9 +89,10 @@ class RunFolder:
         hand.
 
         With ``run.resume: false`` the folder always counts as new. Otherwise :class:`UserError` is raised if the folder
-        has other files but no run, if its files are damaged, or if a round was finished in it of a run with another
-        configuration, data, model or code. With ``run.resume: true`` it is also raised if there is no run yet, or no
-        round of another one was finished.
+        has other files but no run, if its files are damaged, or if it holds a run with another configuration, data,
+        model or code. A run of which no round was finished gives way to another one, though: the folder then counts as
+        new, and the line of the result says so. With ``run.resume: true`` it does not, and :class:`UserError` is also
+        raised if there is no run yet.
         """
         resume = self.config.run.resume
         if resume is False or not (self.path / "config.yaml").exists():
@@ -111,17 +113,21 @@ class RunFolder:
         differ += ["run.rounds"] if wanted < rounds and status in ("completed", "diverged") else []
         known = _read_object(self.path / INPUTS)
         by_hand = (known or {}).pop(BY_HAND, None)
-        if by_hand and not stepped:
+        gives_way = resume is not True and not has_rounds(self.path)
+        if by_hand and not stepped and not gives_way:
             raise UserError(
                 f"{self.path} holds a run that was changed by hand ({by_hand}), and not the one that its settings "
                 "describe: go on with it as a fedray.Simulation, use run.resume=false to start over (the old one is "
                 "renamed), or another run.name"
             )
+        differ += [BY_HAND] if by_hand and not stepped else []
         differ += names_that_differ(self.inputs if known is None else known, self.inputs)
         which = f"{', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}"
-        if differ and resume is not True and not self._has_rounds(summary):
-            line = f"{self.path}: no round of the run there was finished, and {which}: starting over"
-            return FoundRun("new", line=line)
+        if differ and gives_way:
+            line = (
+                f"no round of the run in {self.path} was finished, and {which}: starting over (the old one is renamed)"
+            )
+            return FoundRun("new", line=WARNING + line)
         if differ:
             raise UserError(
                 f"{self.path} holds another run ({which}): "
@@ -135,12 +141,6 @@ class RunFolder:
         is_complete = summary is not None and (summary["rounds"] == wanted or bool(summary.get("stopped_by")))
         is_finished = status == "diverged" or (status == "completed" and is_complete)
         return FoundRun("finished" if is_finished else "unfinished", rounds, summary)
-
-    def _has_rounds(self, summary: Mapping[str, Any] | None) -> bool:
-        """Returns whether a round of the run in the folder was finished, so that something would be lost if another run
-        began there. ``summary`` is the content of its summary.json, if it has ended."""
-        kept = self.checkpoints.exists() and any(self.checkpoints.iterdir())
-        return bool(kept or rounds_in(self.path) or (summary or {}).get("rounds"))
 
     @contextlib.contextmanager
     def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
@@ -157,13 +157,13 @@ class RunFolder:
                 raise UserError(f"can't write to {self.config.run.place_setting}: {error.strerror}") from None
             yield
 
-    def prepare(self) -> None:
-        """Creates the run folder. With ``run.resume: false``, an old folder is first renamed to NAME.bak-K.
+    def prepare(self, anew: bool) -> None:
+        """Creates the run folder. With ``anew``, an old folder is first renamed to NAME.bak-K.
 
         Raises :class:`UserError` if the folder can't be written to.
         """
         try:
-            if self.config.run.resume is False and self.path.exists():
+            if anew and self.path.exists():
                 self.path.rename(free_name(self.path))
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
@@ -171,6 +171,21 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise UserError(f"can't write to {self.path}: {error.strerror}") from None
+
+
+def has_rounds(folder: Path) -> bool:
+    """Returns whether a round of the run in ``folder`` was finished, or may have been, if a file can't be read."""
+    checkpoints, summary = folder / "checkpoints", folder / "summary.json"
+    try:
+        if checkpoints.exists() and any(checkpoints.iterdir()):
+            return True
+        if summary.exists() and json.loads(summary.read_text())["rounds"]:
+            return True
+        return any((folder / "metrics.csv").read_text(encoding="utf-8", errors="replace").splitlines()[1:])
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -242,7 +257,10 @@ def decided_in(folder: Path) -> dict[str, bool]:
 
 
 def _recorded_engine(folder: Path) -> Mapping[str, Any]:
-    """Returns the section ``engine`` of the run in ``folder``, or an empty mapping if it can't be read."""
+    """Returns the section ``engine`` of the run in ``folder``. It is empty if it can't be read, or if no round of the
+    run was finished, so that nothing has to be kept."""
+    if not has_rounds(folder):
+        return {}
     found = _read_config(folder).get("engine")
     return found if isinstance(found, Mapping) else {}
 

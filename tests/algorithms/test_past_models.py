@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedray import UserError, simulate
+from fedray import ServerError, UserError, simulate
 from fedray.algorithms import Broadcast, Model
 from fedray.algorithms.fedavg import FedAvg
 from fedray.testing.contracts import assert_same, small_source
@@ -120,5 +120,5 @@ class LooksTooFar(Looks):
 
 
 def test_a_model_that_is_not_kept_is_said(tmp_path):
-    with pytest.raises(ValueError, match=r"server.model_of\(1\) is not one of the earlier_models=1"):
+    with pytest.raises(ServerError, match=r"server.model_of\(1\) is not one of the earlier_models=1"):
         run(tmp_path, **{"algorithm.name": "test_past_models:LooksTooFar"} | {"algorithm.tau": None})

@@ -79,7 +79,7 @@ def test_gallery_on_ray(name, short, tmp_path):
 
 def test_every_picture_of_the_gallery_has_its_example():
     shown = {path.stem for path in (FOLDER.parents[1] / "docs" / "gallery").glob("*.png")}
-    assert shown == {*PICTURES, "own_algorithm", "sweep", "fedavg_pfedmo", "flower_fedbn"}
+    assert shown == {*PICTURES, "own_algorithm", "sweep", "fedavg_pfedmo", "flower_fedbn", "pfllib_fedrep"}
 
 
 SHORT = {"engine.kind": "local", "run.checkpoint_every": 0}
@@ -113,6 +113,25 @@ def test_flower_fedbn(tmp_path, monkeypatch):
     first = table[table["round"] == 1].pivot_table("loss", "client", "algorithm")
     # before the first average there is no difference
     assert first["fedavg"].equals(first["fedbn"].rename("fedavg"))
+
+
+def test_pfllib_fedrep(tmp_path, monkeypatch):
+    """Its clients have images of two classes, in PFLlib's format too, and its network is PFLlib's."""
+    module = example("pfllib_fedrep")
+    assert sum(each.numel() for each in module.CNN((1, 28, 28), 10).parameters()) == 582_026
+    clients = module.clients()
+    assert all(len(np.unique(y)) == 2 and len(y) == 500 for _, y in clients)
+    assert np.bincount(np.concatenate([y for _, y in clients])).tolist() == [1000] * 10
+    module.write_for_pfllib(tmp_path / "data")
+    for part, rows in {"train": slice(400), "test": slice(400, None)}.items():
+        with np.load(tmp_path / "data" / part / "7.npz", allow_pickle=True) as file:
+            found = file["data"].tolist()
+        assert np.array_equal(found["x"], clients[7][0][rows])
+        assert np.array_equal(found["y"], clients[7][1][rows])
+    monkeypatch.setattr(module, "clients", lambda: [(x[-50:], y[-50:]) for x, y in clients[:4]])
+    monkeypatch.setattr(module, "TRAIN", 40)
+    table = module.main(tmp_path, seeds=(0,), **{"run.rounds": 2, "train.cohort_size": 4})
+    assert table.groupby("algorithm")["accuracy"].count().tolist() == [2, 2]
 
 
 @pytest.mark.slow

@@ -57,15 +57,18 @@ def test_a_run_in_which_no_round_was_finished_gives_way_to_another(capsys):
     Path("mine.py").write_text(mistake)
     done("algorithm.name=mine.py:Mine", code=1)
     Path("mine.py").write_text(mistake.replace("def begin(self, client): raise KeyError", "pass"))
-    assert "run.resume=true" not in capsys.readouterr().out
+    capsys.readouterr()
     assert "holds another run (code of the algorithm" in refused(
         capsys, "algorithm.name=mine.py:Mine", "run.resume=true"
     )
     done("algorithm.name=mine.py:Mine")
-    line = "runs/run: no round of the run there was finished, and code of the algorithm differs: starting over"
+    line = "warning: no round of the run in runs/run was finished, and code of the algorithm differs: starting over"
     assert line in capsys.readouterr().out
+    assert line in Path("runs/run/log.txt").read_text()
     assert len(read_metrics(Path("runs/run"))) == 2
-    assert not Path("runs/run.bak-1").exists()
+    # nothing of the old one is in the new one, not even what its loggers knew it by
+    assert "KeyError" in Path("runs/run.bak-1/log.txt").read_text()
+    assert "KeyError" not in Path("runs/run/log.txt").read_text()
     # from now on there is something to lose
     assert "holds another run" in refused(capsys, "algorithm.name=fedavg")
 

@@ -10,8 +10,8 @@ import numpy as np
 from fedray.core.structure import leaves
 from fedray.warning import WARNING
 
-ROWS = 4096
-"""The number of samples that are looked at, from the first."""
+ROWS, NUMBERS = 4096, 1 << 21
+"""At most so many samples are looked at, from the first, and so many numbers in them, which limits the memory."""
 
 LARGE = 10.0
 """A column whose standard deviation is larger than this takes steps that are 100 times as large, or more, as those of a
@@ -44,7 +44,7 @@ def _doubts(name: str, x: np.ndarray, scale: Any) -> Iterator[str]:
         return
     if x.dtype != np.float32 or scale is not None or len(x) == 1:
         return
-    part = x[:ROWS].astype(np.float64)
+    part = x[: max(2, min(ROWS, NUMBERS // max(1, x[0].size)))].astype(np.float64)
     deviations = part.reshape(*part.shape[:2], -1).std(axis=(0, 2))
     widest = int(deviations.argmax())
     if deviations[widest] > LARGE:

@@ -27,21 +27,22 @@ def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bo
     client, inputs = columns.find(list(frame.columns), name, has_clients)
     features = frame[inputs]
     for column in features.columns:
-        _require_numbers(features[column], name, columns)
+        _require_numbers(features[column], name, columns.client_key if client is None else None)
     x = features.to_numpy(np.float32, na_value=np.nan)
     return (x, frame[columns.target]) if client is None else (x, frame[columns.target], frame[client])
 
 
-def _require_numbers(values: pd.Series, name: str, columns: Columns) -> None:
+def _require_numbers(values: pd.Series, name: str, client_key: str | None) -> None:
+    """Raises :class:`UserError` if a column of inputs does not hold numbers alone. ``client_key`` is the setting that
+    names the column of the clients, if the table has none yet: then a column of names may be meant to be that."""
     column = f"{name}: column {str(values.name)!r}"
     if values.dtype.kind not in "biuf":
         texts = values.astype(str)
         wrong = pd.to_numeric(texts, errors="coerce").isna() & values.notna()
         row = int(wrong.argmax())
         example = f": {texts.iloc[row]!r} in row {row}" if wrong.any() else ""
-        key = columns.client_key
-        only_names = not columns.client and wrong.sum() == values.notna().sum()
-        hint = f"; if it says whose row it is, give {key}={str(values.name)!r}" if only_names else ""
+        may_be_clients = client_key and wrong.any() and wrong.sum() == values.notna().sum()
+        hint = f"; if it says whose row it is, give {client_key}={str(values.name)!r}" if may_be_clients else ""
         raise UserError(f"{column} is not numeric{example}{hint}")
     missing = values.isna()
     if missing.any():
