@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 from common import QUIET, ProcessTree, Results, Usage, median_ratio
 
@@ -35,7 +37,7 @@ WARM_UP = 2
 """Rounds of a run that do not count."""
 
 
-def measure(case: str, rounds: int, usage: Usage) -> tuple[float, float]:
+def measure(settings: Mapping[str, Any], rounds: int, usage: Usage) -> tuple[float, float]:
     """Returns the median seconds of a round of a run of its own, and the cores that other programs used meanwhile."""
     folder = tempfile.mkdtemp(prefix="fedray-")
     foreign: list[float] = []
@@ -48,37 +50,43 @@ def measure(case: str, rounds: int, usage: Usage) -> tuple[float, float]:
             foreign.append(usage.stop()["foreign"])
 
     try:
-        settings = {**SETTINGS, **CASES[case], "run.rounds": rounds, "run.output": folder}
-        run = simulate(settings, callbacks=[watch])
+        run = simulate({**settings, "run.rounds": rounds, "run.output": folder}, callbacks=[watch])
         return float(read_metrics(run.folder)["wall_seconds"].diff().iloc[WARM_UP:].median()), foreign[0]
     finally:
         shutil.rmtree(folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=12)
-    options = parser.parse_args()
-    results = Results("diagnostics", ["turn", "case", "seconds", "foreign", "kept"])
-    kept: dict[str, dict[int, float]] = {case: {} for case in CASES}
+def compare(name: str, cases: Mapping[str, Mapping[str, Any]], turns: int, rounds: int) -> None:
+    """Measures the settings of all ``cases`` in turns, and compares each with the case that is named before its comma.
+    Writes the results called ``name``."""
+    results = Results(name, ["turn", "case", "seconds", "foreign", "kept"])
+    kept: dict[str, dict[int, float]] = {case: {} for case in cases}
     usage = Usage(ProcessTree())
-    for turn in range(options.turns):
-        names = list(CASES)
+    for turn in range(turns):
+        names = list(cases)
         for case in [*names[turn % len(names) :], *names[: turn % len(names)]]:
-            seconds, foreign = measure(case, options.rounds, usage)
+            seconds, foreign = measure(cases[case], rounds, usage)
             quiet = foreign <= QUIET
             results.row(turn=turn, case=case, seconds=seconds, foreign=foreign, kept=quiet)
             if quiet:
                 kept[case][turn] = seconds
     ratios = {}
-    for case in CASES:
+    for case in cases:
         plain = case.partition(",")[0]
         if both := sorted(kept[case].keys() & kept[plain].keys()):
             ratio = median_ratio([kept[case][turn] for turn in both], [kept[plain][turn] for turn in both])
             ratios[case] = {"turns": len(both), **ratio}
-    results.summary(settings=SETTINGS, rounds=options.rounds, ratios=ratios)
+    results.summary(cases=cases, rounds=rounds, ratios=ratios)
+
+
+def turns_and_rounds(about: str | None, turns: int, rounds: int) -> argparse.Namespace:
+    """Reads these two numbers from the command line."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=turns)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    options = turns_and_rounds(__doc__, turns=9, rounds=12)
+    compare("diagnostics", {case: {**SETTINGS, **own} for case, own in CASES.items()}, options.turns, options.rounds)
