@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from common import QUIET, ProcessTree, Results, Usage, median_ratio
@@ -37,8 +37,9 @@ WARM_UP = 2
 """Rounds of a run that do not count."""
 
 
-def measure(settings: Mapping[str, Any], rounds: int, usage: Usage) -> tuple[float, float]:
-    """Returns the median seconds of a round of a run of its own, and the cores that other programs used meanwhile."""
+def measure(settings: Mapping[str, Any], rounds: int, usage: Usage, whole: bool) -> tuple[float, float]:
+    """Returns the median seconds of a round of a run of its own, or, with ``whole``, the mean over all of its rounds,
+    and the cores that other programs used meanwhile."""
     folder = tempfile.mkdtemp(prefix="fedray-")
     foreign: list[float] = []
 
@@ -51,21 +52,24 @@ def measure(settings: Mapping[str, Any], rounds: int, usage: Usage) -> tuple[flo
 
     try:
         run = simulate({**settings, "run.rounds": rounds, "run.output": folder}, callbacks=[watch])
-        return float(read_metrics(run.folder)["wall_seconds"].diff().iloc[WARM_UP:].median()), foreign[0]
+        seconds = read_metrics(run.folder)["wall_seconds"]
+        return float(seconds.iloc[-1] / rounds if whole else seconds.diff().iloc[WARM_UP:].median()), foreign[0]
     finally:
         shutil.rmtree(folder)
 
 
-def compare(name: str, cases: Mapping[str, Mapping[str, Any]], turns: int, rounds: int) -> None:
+def compare(
+    name: str, cases: Mapping[str, Mapping[str, Any]], turns: int, rounds: int, whole: Collection[str] = ()
+) -> None:
     """Measures the settings of all ``cases`` in turns, and compares each with the case that is named before its comma.
-    Writes the results called ``name``."""
+    Cases in ``whole`` have their mean over all rounds. Writes the results called ``name``."""
     results = Results(name, ["turn", "case", "seconds", "foreign", "kept"])
     kept: dict[str, dict[int, float]] = {case: {} for case in cases}
     usage = Usage(ProcessTree())
     for turn in range(turns):
         names = list(cases)
         for case in [*names[turn % len(names) :], *names[: turn % len(names)]]:
-            seconds, foreign = measure(cases[case], rounds, usage)
+            seconds, foreign = measure(cases[case], rounds, usage, case in whole)
             quiet = foreign <= QUIET
             results.row(turn=turn, case=case, seconds=seconds, foreign=foreign, kept=quiet)
             if quiet:

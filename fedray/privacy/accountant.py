@@ -39,8 +39,10 @@ class Accountant:
 
     def epsilon(self, rounds: int) -> float:
         """Returns epsilon after ``rounds`` rounds: 0 before the first, and infinity without noise."""
-        if not rounds or not self.noise:
-            return 0.0 if not rounds else math.inf
+        if not rounds:
+            return 0.0
+        if not self.noise:
+            return math.inf
         with _quiet():
             if self.kind == "pld":
                 epsilon = 0.0

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from small_runs import Normed, run
 
-from fedray import FedrayWarning, UserError
+from fedray import FedrayWarning, Simulation, UserError
 from fedray.algorithms import Result, Upload
 from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
 from fedray.experiment.cohorts import draw_independently
 from fedray.privacy import Accountant, Mechanism
 from fedray.privacy.accountant import noise_for
-from fedray.testing.contracts import assert_same
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedray.FedrayWarning")
 
@@ -43,6 +43,17 @@ def library_epsilon(z, rate, delta, rounds, kind="pld"):
 def test_epsilon_is_that_of_the_library(z, rate, rounds, kind):
     expected = library_epsilon(z, rate, 1e-5, rounds, kind)
     assert Accountant(z, rate, 1e-5, kind).epsilon(rounds) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["pld", "rdp"])
+def test_before_the_first_round_nothing_is_spent(kind, tmp_path):
+    assert Accountant(1.0, 0.1, 1e-5, kind).epsilon(0) == 0
+    keys = {"algorithm.name": "fedavg", "run.output": str(tmp_path)}
+    keys |= {"privacy.noise": 1.0, "privacy.clip": 1.0, "privacy.accountant": kind}
+    with Simulation({**SETTINGS, **keys}, data=small_source()) as simulation:
+        # reading the model opens the run
+        simulation.model()
+    assert simulation.result.summary["epsilon"] == 0
 
 
 def test_epsilon_of_one_gaussian_is_known():

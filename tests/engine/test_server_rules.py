@@ -75,6 +75,13 @@ def test_on_ray_it_is_the_same_error(tmp_path: Path, ray_cluster: None, capsys: 
     assert not any("RayTaskError" in line for line in lines)
 
 
+def test_a_rule_that_fails_before_the_first_round_leaves_its_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(ServerError):
+        run(tmp_path, "init_server", run__name="mine")
+    assert not (tmp_path / "mine").exists()
+    assert run(tmp_path, "", run__name="mine").status == "completed"
+
+
 def test_in_asynchronous_rounds(tmp_path: Path) -> None:
     keys = {"system__mode": "buffered", "system__concurrency": 8, "system__devices": "phone_mid"}
     with pytest.raises(ServerError, match=r"^Mine.server_update for phase train failed in round 2 on "):
