@@ -21,7 +21,7 @@ from fedray.experiment.placement import Surroundings
 from fedray.experiment.resolve import resolve
 from fedray.gradients.direct_linear import LEAST
 from fedray.gradients.loop import LoopNetwork
-from fedray.models.precision import EXPLAINED, faster_precision
+from fedray.models.precision import DOCUMENTED, faster_precision
 from fedray.testing.contracts import small_source
 
 KEYS = {"algorithm.name": "fedavg", "model.name": "mlp", "data.clients": 3, "run.rounds": 1, "engine.vectorize": False}
@@ -115,7 +115,7 @@ def test_what_a_gpu_could_do_faster_is_told():
     large = {"model__hidden": [4000], "train__batch_size": 512}
     (line,) = line_of(on("cuda", **large))
     assert "tf32 or bf16" in line
-    assert EXPLAINED in line
+    assert DOCUMENTED in line
     assert not line.startswith("warning: ")
     # it has been chosen, it would not matter, and there is no GPU
     assert line_of(on("cuda", **large, train__precision="fp32")) == []

@@ -264,6 +264,8 @@ def test_a_sweep_stays_on_its_device(tmp_path):
     run = tmp_path / "trials" / "0000" / "seed-0"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("engine: {device: cpu}\n")
+    assert device_of_trials([run], 2, False) == "cuda", "a run without a finished round begins anew"
+    (run / "metrics.csv").write_text("round\n1\n")
     assert device_of_trials([tmp_path / "other", run], 2, False) == "cpu"
 
 
