@@ -19,6 +19,7 @@ from fedray.engine.evaluation.client_scores import Scoring
 from fedray.engine.pool import Pool
 from fedray.engine.process import require_device, same_kind
 from fedray.engine.run import Run
+from fedray.engine.server_rules import further_models
 from fedray.engine.state import checkpoint as checkpoints
 from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFolder
@@ -81,7 +82,7 @@ def open_run(
         states.clear()
         # a rule that fails before the first round leaves no folder behind
         state, scoring = RunState.first(experiment, data, worker, pool), Scoring.from_config(experiment, data)
-        columns = further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server)))
+        columns = further_columns(experiment, scoring, list(further_models(experiment.algorithm, state.server)))
         folder.prepare(anew=experiment.config.run.resume is False or bool(found.line))
         checkpoints.discard(folder.checkpoints, after)
         stack.push(_failure_written(folder.path, states))

@@ -31,6 +31,7 @@ from fedray.engine.pool import Pool
 from fedray.engine.privacy import privacy_spent
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult, run_round
+from fedray.engine.server_rules import eval_model, further_models
 from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
@@ -261,10 +262,10 @@ class Run:
             scores = result.scores if result.scores and result.scores["client"] else None
             return {"clients": result.log, "evaluation": scores, "layers": result.layers}[what]
         algorithm, server = self.experiment.algorithm, self.state.server
-        models = dict(algorithm.further_models(server))
+        models = further_models(algorithm, server)
         if name is not None and name not in models:
             raise UserError(f"{self.experiment.config.algorithm.name} has no model {name!r}{near_miss(name, models)}")
-        model = algorithm.eval_model(server) if name is None else models[name]
+        model = eval_model(algorithm, server) if name is None else models[name]
         return self._on_host(model)
 
     def _client_model(self, result: RoundResult | None, client: int) -> dict[str, Tensor]:
@@ -290,7 +291,7 @@ class Run:
 
     def _save_model(self, name: str) -> None:
         """Writes the evaluated model into the file ``name`` of the run folder."""
-        self._save(self.experiment.algorithm.eval_model(self.state.server), name)
+        self._save(eval_model(self.experiment.algorithm, self.state.server), name)
 
     def _save(self, model: Model, name: str) -> None:
         """Writes ``model`` into the file ``name`` of the run folder, with all tensors of the user's module."""
@@ -311,7 +312,7 @@ class Run:
             )  # fmt: skip
 
     def _finish(self, status: str) -> None:
-        model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.clients.network.layout
+        model, layout = eval_model(self.experiment.algorithm, self.state.server), self.worker.clients.network.layout
         self._save_model("model.safetensors")
         if status != "interrupted":
             self._save_personal_models()

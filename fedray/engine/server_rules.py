@@ -7,7 +7,8 @@ import platform
 import traceback
 from collections.abc import Iterator
 
-from fedray.algorithms import Algorithm
+from fedray.algorithms import Algorithm, Broadcast, ServerState
+from fedray.core.vectors import Model
 from fedray.errors import EXPLAINED, ServerError
 
 
@@ -28,3 +29,21 @@ def server_rule(algorithm: Algorithm, method: str, number: int, phase: str | Non
         of_phase = f" for phase {phase}" if phase else ""
         where = f"{type(algorithm).__name__}.{method}{of_phase} failed {when} on {platform.node()}"
         raise ServerError(f"{where}\n{traceback.format_exc()}") from None
+
+
+def eval_model(algorithm: Algorithm, server: ServerState) -> Model:
+    """Returns the evaluated model of ``algorithm``."""
+    with server_rule(algorithm, "eval_model", server.round):
+        return algorithm.eval_model(server)
+
+
+def further_models(algorithm: Algorithm, server: ServerState) -> dict[str, Model]:
+    """Returns the further models of ``algorithm`` by name."""
+    with server_rule(algorithm, "further_models", server.round):
+        return dict(algorithm.further_models(server))
+
+
+def personal_broadcast(algorithm: Algorithm, server: ServerState) -> Broadcast:
+    """Returns what ``algorithm`` sends to the clients ``server.cohort`` for their personal models."""
+    with server_rule(algorithm, "personal_broadcast", server.round):
+        return algorithm.personal_broadcast(server)

@@ -38,6 +38,21 @@ class Broken(FedAvg):
         self._fail("server_update", server.round)
         super().server_update(server, phase, sums, scalars)
 
+    def eval_model(self, server: Any) -> Any:
+        self._fail("eval_model", server.round)
+        return super().eval_model(server)
+
+    def further_models(self, server: Any) -> Any:
+        self._fail("further_models", server.round)
+        return super().further_models(server)
+
+    def personal_broadcast(self, server: Any) -> Any:
+        self._fail("personal_broadcast", server.round)
+        return super().personal_broadcast(server)
+
+    def personal_model(self, client: Any) -> Any:
+        return client.start("x")
+
 
 def broken(method: str) -> type[FedAvg]:
     return type("Mine", (Broken,), {"broken": method, "server_training_before": "train", "asynchronous": True})
@@ -48,6 +63,9 @@ WHEN = {
     "broadcast": "for phase train failed in round 2",
     "server_training": "failed in round 2",
     "server_update": "for phase train failed in round 2",
+    "eval_model": "failed in round 2",
+    "further_models": "failed before the first round",
+    "personal_broadcast": "failed in round 2",
 }
 
 

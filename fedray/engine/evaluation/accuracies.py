@@ -15,6 +15,7 @@ from fedray.engine.evaluation.client_scores import ClientScores, Scoring
 from fedray.engine.observers import Observer
 from fedray.engine.pool import Pool
 from fedray.engine.round import RoundResult
+from fedray.engine.server_rules import eval_model, further_models
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
@@ -66,8 +67,8 @@ class Evaluation:
     ) -> None:
         self.round, server, algorithm = round, state.server, experiment.algorithm
         self.task = experiment.task
-        further = algorithm.further_models(server)
-        models = {GLOBAL: algorithm.eval_model(server), **further}
+        further = further_models(algorithm, server)
+        models = {GLOBAL: eval_model(algorithm, server), **further}
         self.splits = {
             "test": (len(data.y_test) if experiment.config.run.eval_test else 0, list(models)),
             "validation": (len(data.validation), [GLOBAL]),

@@ -22,6 +22,7 @@ from fedray.client.phase import stacks
 from fedray.data.federated import FederatedData
 from fedray.data.partitions.test_shares import draw_eval_clients
 from fedray.engine.cutting import cut_into_tasks
+from fedray.engine.server_rules import personal_broadcast
 from fedray.engine.state.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment.cohorts import weights_of
@@ -131,7 +132,7 @@ class ClientScores:
         self.members = members_of(server, data, [client for client in ids if self.shares[client]])
         self.broadcast = Broadcast({})
         if scoring.personal and self.members.ids:
-            self.broadcast = experiment.algorithm.personal_broadcast(replace(server, cohort=self.members))
+            self.broadcast = personal_broadcast(experiment.algorithm, replace(server, cohort=self.members))
         self.scores: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:

@@ -12,6 +12,7 @@ from fedray.core.vectors import Layout, Model
 from fedray.data.federated import FederatedData
 from fedray.engine.cutting import cut_into_tasks
 from fedray.engine.evaluation.client_scores import members_of
+from fedray.engine.server_rules import personal_broadcast
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import PERSONAL_PREFIX, ScoreResult, ScoreTask, positions
@@ -32,7 +33,7 @@ def make_personal_models(
     """Makes the personal models of the clients ``ids``, and calls ``take(client, model)`` with each. Workers make them
     from the clients' states, as for an evaluation."""
     members = members_of(state.server, data, list(ids))
-    broadcast = experiment.algorithm.personal_broadcast(replace(state.server, cohort=members))
+    broadcast = personal_broadcast(experiment.algorithm, replace(state.server, cohort=members))
     handle = queue.pool.publish({PERSONAL_PREFIX + name: value for name, value in broadcast.shared.items()})
     undivided = stacks(len(ids), experiment.chunk) if experiment.vectorize and experiment.chunk else None
     tasks = []
