@@ -79,7 +79,7 @@ def test_gallery_on_ray(name, short, tmp_path):
 
 def test_every_picture_of_the_gallery_has_its_example():
     shown = {path.stem for path in (FOLDER.parents[1] / "docs" / "gallery").glob("*.png")}
-    assert shown == {*PICTURES, "own_algorithm", "sweep", "fedavg_pfedmo", "flower_fedbn", "pfllib_fedrep"}
+    assert shown == {*PICTURES, "own_algorithm", "sweep", "fedavg_pfedmo", "flower_fedbn", "pfllib_fedrep", "fedjax_mime"}
 
 
 SHORT = {"engine.kind": "local", "run.checkpoint_every": 0}
@@ -196,3 +196,27 @@ def test_tiny_imagenet(tmp_path):
     x = torch.stack([image for image, _ in test])
     right = torch.cat([outputs(result, part / 255).argmax(1) for part in x.split(50)]) == torch.tensor(test.targets)
     assert result.summary["final_accuracy"] == pytest.approx(float(right.float().mean()), abs=0.002)
+
+
+def test_fedjax_mime(tmp_path, monkeypatch):
+    """Both kinds of batches run, and what FedJAX would be given has the clients, the cohorts and the initial model."""
+    module = example("fedjax_mime")
+    own, x_test, y_test = module.clients()
+    assert [len(y) for _, y in own] == [60 + 20 * (client // 2) for client in range(20)]
+    assert all(len(np.unique(y)) == 5 for _, y in own)
+    few = [(x[:20], y[:20]) for x, y in own], x_test[:100], y_test[:100]
+    monkeypatch.setattr(module, "clients", lambda: few)
+
+    def instead(command, check):
+        """FedJAX's side, with the models that it began with."""
+        with np.load(command[2]) as given:
+            parts = [given[name].ravel() for name in given.files if name.startswith("parameter ")]
+            assert np.array_equal(given["cohorts"], module.cohorts(0)[:2])
+            assert np.array_equal(given["x 3"], few[0][3][0])
+        np.savez(command[3], accuracies=[0.1, 0.2], models=[np.concatenate(parts)] * 2)
+
+    monkeypatch.setattr(module.subprocess, "run", instead)
+    table = module.main(tmp_path, Path("python"), seeds=(0,), **{"run.rounds": 2})
+    assert table.groupby(["batches", "system"])["accuracy"].count().tolist() == [2] * 4
+    # models that stayed where they were are as far away as fedray's have gone
+    assert table["apart"].dropna().round(6).tolist() == [1.0] * 4
