@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from variants import BESIDE_A_RULE
 from variants import CASES as VARIANTS
 
 from fedray import simulate
@@ -108,6 +109,7 @@ ONLY_FEDAVG = {
     "public samples dealt": Case({"data.public_to": "clients"}),
     "everybody": Case({"train.cohort_size": None}),
     "server learning rate": Case({"train.server_lr": 0.5}),
+    **{label: Case(settings) for label, settings in BESIDE_A_RULE.items()},
 }
 
 ONLY_PFEDMO = {"printed form, momentum, decay, clipping": Case(OF_SGD | {"algorithm.form": "printed"})}

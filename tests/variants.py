@@ -74,3 +74,17 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] =
     ("fedyogi", {}, None, SMALL_STEPS),
     ("fedadagrad", {}, None, SMALL_STEPS),
 ]
+
+BESIDE_A_RULE: dict[str, dict[str, Any]] = {
+    "private layers and steps of uploads": {
+        "model.private": ["layers.1"], "train.upload": [{"clip": 0.5}, {"topk": 0.3}],
+    },
+    "quantised uploads": {"train.upload": [{"qsgd": 4}]},
+    "power of choice": {"train.sampling": {"kind": "power_of_choice", "candidates": 7}},
+    "oort": {"train.sampling": "oort"},
+    "a robust rule and an attack": {
+        "train.aggregation": {"kind": "multi_krum", "f": 1}, "attack": {"kind": "sign_flip", "fraction": 0.2},
+    },
+    "privacy": {"privacy.noise": 0.4, "privacy.clip": 0.5, "privacy.adaptive": True},
+}  # fmt: skip
+"""What goes with the rule of FedAvg and others: what stays at clients, who takes part, what becomes of uploads."""

@@ -79,7 +79,15 @@ def test_gallery_on_ray(name, short, tmp_path):
 
 def test_every_picture_of_the_gallery_has_its_example():
     shown = {path.stem for path in (FOLDER.parents[1] / "docs" / "gallery").glob("*.png")}
-    assert shown == {*PICTURES, "own_algorithm", "sweep", "fedavg_pfedmo", "flower_fedbn", "pfllib_fedrep", "fedjax_mime"}
+    assert shown == {
+        *PICTURES,
+        "own_algorithm",
+        "sweep",
+        "fedavg_pfedmo",
+        "flower_fedbn",
+        "pfllib_fedrep",
+        "fedjax_mime",
+    }
 
 
 SHORT = {"engine.kind": "local", "run.checkpoint_every": 0}

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from processes import descendants, environment, gone, kill_all, loaded, wait_for_rounds
 from slow_runs import SLOW_ROUNDS, TIMED, slow_rounds
 from small_runs import needs_compiler
+from variants import BESIDE_A_RULE
 
 from fedray import ClientError, Report, simulate
 from fedray.algorithms import known_algorithms
@@ -77,6 +78,17 @@ def test_actors_killed_beside_the_virtual_clock(mode: str, actors: int, tmp_path
     whole = simulate({**TIMED[mode], "run.output": str(tmp_path / "local")}, data=small_source())
     assert len(set(whole.clients.outcome)) > 1
     assert_same(whole, killing(TIMED[mode], actors, tmp_path / "ray"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("actors", [1, 2, 3])
+@pytest.mark.parametrize("settings", BESIDE_A_RULE.values(), ids=BESIDE_A_RULE)
+def test_actors_killed_beside_what_goes_with_a_rule(
+    settings: dict[str, Any], actors: int, tmp_path: Path, ray_cluster: None
+) -> None:
+    config = {**slow_rounds("fedavg"), **settings}
+    whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    assert_same(whole, killing(config, actors, tmp_path / "ray"))
 
 
 @needs_compiler

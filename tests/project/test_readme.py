@@ -44,8 +44,8 @@ TRIED = (
     "AlgorithmContract", "from fedray import tune",
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
-    "class Heavy", "class Private", "def rings", "def focal", "class Lines", "class Clip", "class Processes(",
-    "PoolContract", "@hydra.main",
+    "class Heavy", "class Median", "class Private", "def rings", "def focal", "class Lines", "class Clip",
+    "class Processes(", "PoolContract", "@hydra.main",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -119,6 +119,7 @@ def test_own_transform(tmp_path: Path) -> None:
         ("Near", "class Near", "algorithm.mu=0.1"),
         ("Mine", "class Mine(Algorithm)", "algorithm.mu=0.1"),
         ("Momentum", "class Momentum", "algorithm.beta=0.5"),
+        ("Median", "class Median", "train.server_lr=0.9"),
     ],
 )
 def test_own_algorithm(tmp_path: Path, name: str, text: str, setting: str) -> None:
