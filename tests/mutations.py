@@ -40,6 +40,11 @@ OF_ALGORITHMS = [
     "algorithms/test_algorithms_against_references.py",
     "algorithms/test_more_algorithms_against_references.py",
     "algorithms/test_representation_against_references.py",
+    "algorithms/test_personal_models.py",
+    "algorithms/test_other_rules.py",
+    "algorithms/test_fedproto.py",
+    "algorithms/test_private_layers.py",
+    "algorithms/test_known_personal_models.py",
     "tracking/test_costs_command.py",
     "algorithms/test_reductions_of_drift_correction.py",
     "algorithms/test_reductions_of_momentum.py",
@@ -50,6 +55,8 @@ OF_ALGORITHMS = [
     "algorithms/test_averaged_models.py",
     "algorithms/test_rules_at_their_limits.py",
 ]
+STEPS_OF_UPLOADS = ("clip", "noise", "qsgd", "quantize", "randk", "sign", "topk")
+ROBUST = ("bulyan", "centered_clip", "geometric_median", "krum", "median", "norm_bound", "trimmed_mean")
 RULES = {
     "core/tree.py": ["core/test_tree.py"],
     "core/batches.py": ["core/test_batches.py", "core/test_seeds.py"],
@@ -61,6 +68,11 @@ RULES = {
     "data/partitions/dirichlet.py": ["data/test_dirichlet.py", "data/test_partition.py"],
     "data/partitions/skew.py": ["data/test_partition.py"],
     "algorithms/server_state.py": OF_ALGORITHMS[:2],
+    "engine/selection.py": ["engine/test_selection.py"],
+    "privacy/mechanism.py": ["engine/test_privacy.py"],
+    "robust/attacks.py": ["engine/test_robust.py"],
+    **{f"uploads/{each}.py": ["engine/test_known_uploads.py"] for each in STEPS_OF_UPLOADS},
+    **{f"robust/rules/{each}.py": ["engine/test_robust.py"] for each in ROBUST},
 }
 """The files besides the algorithms', and the tests that hold what they promise."""
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from fedray.util.figures import ShownFigure
 from fedray.util.files import replacement_of
 
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
@@ -142,9 +142,7 @@ def figure_of(
         panel, legend_width = (panel[0], panel[1] + 0.25 * bool(legend_width)), 0
     rows = -(-panels // columns)
     size = (panel[0] * columns + legend_width, panel[1] * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    # not through pyplot, which needs a display and has global state
-    FigureCanvasAgg(figure)
+    figure = ShownFigure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for left in axes[panels:]:
         left.set_axis_off()

@@ -1,1 +1,1 @@
-"""Writes files safely, marks folders as in use, and shortens the start of a process."""
+"""Writes files safely, marks folders as in use, shortens the start of a process, and draws for notebooks."""

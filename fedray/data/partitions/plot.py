@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedray.data.partitions.holdings import Holdings
+from fedray.util.figures import ShownFigure
 
 STACKED = 40
 """Up to this number, clients are drawn as bars. If there are more, they are the columns of a heat map."""
@@ -33,9 +33,7 @@ def draw_holdings(held: Holdings) -> Figure:
     """
     counts = held.counts
     bars = len(counts) <= STACKED
-    figure = Figure(figsize=(min(4 + 0.25 * len(counts), 11), 4.2) if bars else (10, 5), layout="constrained")
-    # not through pyplot, which needs a display and has global state
-    FigureCanvasAgg(figure)
+    figure = ShownFigure(figsize=(min(4 + 0.25 * len(counts), 11), 4.2) if bars else (10, 5), layout="constrained")
     if bars:
         _bars(figure, counts, held.classes or tuple(map(str, range(counts.shape[1]))), held.clients)
     else:
