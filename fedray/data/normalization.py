@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedray.core.structure import leaves, map_leaves, outline
+from fedray.data.sources.features import ReadLater, form_of
 from fedray.errors import UserError
 
 DEFAULT = "default"
@@ -94,9 +95,9 @@ def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
     """
     if choice == DEFAULT:
         return {}
-    if choice == "standard" and hasattr(x, "first"):
+    if choice == "standard" and isinstance(x, ReadLater):
         raise UserError(f"{where}: data.normalization=standard needs inputs in memory, and these are read when used")
-    found = _fields(getattr(x, "first", x), {"standard": _standard, "imagenet": _imagenet, "unit": _unit}[choice])
+    found = _fields(form_of(x), {"standard": _standard, "imagenet": _imagenet, "unit": _unit}[choice])
     if not found:
         needed = {
             "standard": "numbers with a fraction or bytes", "imagenet": "images [n, 3, height, width] of bytes",
@@ -113,7 +114,7 @@ def of_numbers(mean: Sequence[float], std: Sequence[float], where: str, x: Any) 
     ``x`` is the array of training inputs. ``mean`` and ``std`` have a number for each channel, or one for all. Raises
     :class:`UserError`, whose message begins with ``where``, if they do not fit the inputs.
     """
-    first = getattr(x, "first", x)
+    first = form_of(x)
     if not isinstance(first, np.ndarray) or first.dtype not in (np.float32, np.uint8):
         raise UserError(f"{where}: data.mean and data.std are for inputs that are one array of bytes or floats")
     channels, unit = first.shape[1], 255.0 if first.dtype == np.uint8 else 1.0

@@ -19,7 +19,7 @@ from ray.air.execution._internal import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.experiment import Trial
 
-VERSIONS = ("2.48", "2.60")
+VERSIONS = ("2.49", "2.60")
 """The releases of Ray (major.minor) with which this file was tested."""
 
 

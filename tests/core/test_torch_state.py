@@ -49,7 +49,8 @@ STATES: dict[str, State] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "default dtype": setting(torch.set_default_dtype, torch.float64, torch.float32),
-    "default device": setting(torch.set_default_device, "meta", None),
+    # "cpu" afterwards and not None, after which torch 2.6 can't say what the default device is
+    "default device": setting(torch.set_default_device, "meta", "cpu"),
     "device context": lambda: torch.device("meta"),
     "matmul precision": setting(torch.set_float32_matmul_precision, "medium", "highest"),
     "denormals": setting(torch.set_flush_denormal, True, False),

@@ -18,6 +18,7 @@ from fedray.data.sources.images import SUFFIXES, decode_image, read_image
 from fedray.data.sources.source import Source
 
 GREY = np.arange(16 * 16, dtype=np.uint8).reshape(16, 16)
+DEEP = GREY.astype(np.uint16)
 
 
 def save(path: Path, value: int = 0) -> None:
@@ -239,16 +240,16 @@ def deep(path: Path, values: np.ndarray) -> None:
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".pgm", ".jp2"])
 def test_pictures_of_16_bits_have_their_grey_values(suffix, tmp_path):
     """They were white. A picture that was 8 bits before it was stored as 16 is the same again."""
-    deep(tmp_path / f"a{suffix}", GREY * np.uint16(257))
+    deep(tmp_path / f"a{suffix}", DEEP * 257)
     Image.fromarray(GREY).save(tmp_path / "b.png")
     assert (read_image(tmp_path / f"a{suffix}", 16) == read_image(tmp_path / "b.png", 16)).all()
-    deep(tmp_path / f"c{suffix}", GREY * np.uint16(256) + np.uint16(200))
+    deep(tmp_path / f"c{suffix}", DEEP * 256 + 200)
     assert (decode_image(tmp_path / f"c{suffix}", "c", None)[0] == GREY).all()
 
 
 def test_all_sources_of_pictures_decode_alike(tmp_path):
     datasets = pytest.importorskip("datasets")
-    values = GREY * np.uint16(257)
+    values = DEEP * 257
     for i in range(5):
         deep(tmp_path / "folders" / "cat" / f"{i}.PNG", values)
         deep(tmp_path / "csv" / "train" / f"{i}.TIF", values)
@@ -273,8 +274,8 @@ def test_all_sources_of_pictures_decode_alike(tmp_path):
 def test_dark_pictures_of_16_bits_are_told(tmp_path):
     for i in range(5):
         for name in ("cat", "dog"):
-            deep(tmp_path / "bright" / name / f"{i}.png", GREY * np.uint16(257))
-            deep(tmp_path / "dark" / name / f"{i}.png", GREY * np.uint16(16))
+            deep(tmp_path / "bright" / name / f"{i}.png", DEEP * 257)
+            deep(tmp_path / "dark" / name / f"{i}.png", DEEP * 16)
     (line,) = [note for note in read(tmp_path / "bright").notes if "16 bits" in note]
     assert line.startswith("images of 16 bits, such as")
     (line,) = warned(read(tmp_path / "dark"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_runs import run
+from sweeps_on_ray import go
 
 from fedray import UserError, simulate_many
 from fedray.experiment.custom import CustomObjects
@@ -82,6 +84,48 @@ def test_wandb_has_a_folder_of_its_own_in_the_run_folder(tmp_path):
     (folder,) = (result.folder / "wandb").glob("offline-run-*")
     assert list(folder.glob("*.wandb"))
     assert json.loads((result.folder / "loggers.json").read_text())["wandb"] == folder.name.rpartition("-")[2]
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """What the one offline run below ``folder`` has kept for Weights & Biases, in LevelDB's log format: blocks of 32
+    kB with pieces of records, each behind a checksum of 4 bytes, a length of 2 and a kind (1 whole, 2 first, 3 middle,
+    4 last)."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("**/*.wandb")
+    data, place, found, parts = file.read_bytes(), 7, [], b""
+    while place + 7 <= len(data):
+        if -place % 32768 < 7:
+            place += -place % 32768
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            found.append(Record.FromString(parts))
+            parts = b""
+    return found
+
+
+def test_wandb_has_the_rounds_and_the_group(tmp_path):
+    result = logged(tmp_path, {"name": "wandb", "project": "mine"}, run__group="together")
+    records = wandb_records(result.folder)
+    (described,) = (record.run for record in records if record.WhichOneof("record_type") == "run")
+    assert (described.project, described.run_group) == ("mine", "together")
+    rows = [
+        {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert [row["train_loss"] for row in rows] == result.metrics.train_loss.tolist()
+
+
+def test_the_trials_of_a_sweep_are_a_group(tmp_path, places, ray_cluster):
+    loggers = f"run.loggers=[{{mlflow: '{places}'}}, {{name: wandb, mode: offline}}]"
+    sweep = go(tmp_path, "tune.trials=2", "run.rounds=2", loggers)
+    assert len(mlflow_runs(places, sweep.folder.name)) == 2
+    for trial in ("0000", "0001"):
+        records = wandb_records(sweep.folder / "trials" / trial / "seed-0")
+        assert {r.run.run_group for r in records if r.WhichOneof("record_type") == "run"} == {sweep.folder.name}
 
 
 def test_many_runs_are_a_group(tmp_path, places, ray_cluster):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedray.core.structure import leaves
+from fedray.data.sources.features import form_of
 from fedray.warning import WARNING
 
 ROWS, NUMBERS = 4096, 1 << 21
@@ -24,11 +25,11 @@ def doubts(name: str, x: Any, scale: Any) -> list[str]:
     """Returns a warning for each input that has columns of very different sizes although nothing scales it, and for
     images whose last axis seems to be the channels.
 
-    ``x`` are the training inputs: an array ``[n, channels, ...]``, a tuple or dict of arrays, or an object whose
-    attribute ``first`` has the first sample, and ``scale`` their scale (:class:`~fedray.data.sources.source.Source`).
+    ``x`` are the training inputs: an array ``[n, channels, ...]``, a tuple or dict of arrays, or such that are
+    read later, and ``scale`` their scale (:class:`~fedray.data.sources.source.Source`).
     ``name`` is what the warnings call the data.
     """
-    inputs = leaves(getattr(x, "first", x))
+    inputs = leaves(form_of(x))
     scales = [None] * len(inputs) if scale is None else leaves(scale)
     found = zip(inputs, scales, strict=True)
     return [WARNING + line for leaf, its_scale in found for line in _doubts(name, leaf, its_scale)]

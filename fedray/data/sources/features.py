@@ -15,6 +15,12 @@ _STORED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtyp
 """Types that torch can't index or has no use for, each with the type that is stored instead."""
 
 
+class ReadLater:
+    """Inputs that are read only when they are used. ``first`` has their form: it is the first sample, with n = 1."""
+
+    first: Any
+
+
 def read_features(where: str, name: str, x: Any, samples: int) -> Any:
     """Converts the inputs of all samples of a set, as the user or a source gives them, to arrays ``[n, ...]`` of the
     types that fedray stores.
@@ -31,7 +37,7 @@ def read_features(where: str, name: str, x: Any, samples: int) -> Any:
             ``samples`` elements each element is a sample.
         samples: the number of samples.
     """
-    if form_of(x) is not x:
+    if isinstance(x, ReadLater):
         return x
     if isinstance(x, Mapping):
         if not x:
@@ -45,10 +51,10 @@ def read_features(where: str, name: str, x: Any, samples: int) -> Any:
 def form_of(x: Any) -> Any:
     """Returns arrays that show the structure, shapes and types of the inputs ``x``, without reading all samples.
 
-    For inputs in memory these are the inputs themselves, ``[n, ...]``. For a ``LazyItems``, which reads inputs only
-    when they are used, it is the first sample, with n = 1.
+    For inputs in memory these are the inputs themselves, ``[n, ...]``. For those that are read later it is the first
+    sample, with n = 1.
     """
-    return getattr(x, "first", x)
+    return x.first if isinstance(x, ReadLater) else x
 
 
 def _read_array(where: str, name: str, x: Any) -> np.ndarray:

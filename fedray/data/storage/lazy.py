@@ -11,7 +11,7 @@ import numpy as np
 
 from fedray.core.seeds import global_generators
 from fedray.core.structure import leaves, map_leaves, outline
-from fedray.data.sources.features import as_array, as_sample, read_features, stack_samples
+from fedray.data.sources.features import ReadLater, as_array, as_sample, read_features, stack_samples
 from fedray.data.sources.wrapped import classes_of, list_of, mark_of
 from fedray.errors import UserError
 from fedray.usercode.importing import as_user_error
@@ -57,7 +57,7 @@ class ItemTargets(NamedTuple):
     listed: str
 
 
-class LazyItems:
+class LazyItems(ReadLater):
     """The inputs x of a torch Dataset of pairs (x, y), each of which is read only when it is used. The Dataset may be
     any object with ``len`` and numbered items.
 
