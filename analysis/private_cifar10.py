@@ -49,7 +49,7 @@ def of_fedray(private: bool, seed: int, rounds: int, every: int, folder: Path) -
     settings: dict[str, Any] = {
         "run": {"seed": seed, "rounds": rounds, "eval_every": every, "output": str(folder), "name": "fedray"},
         "algorithm": {"name": "fedavg"},
-        "data": {"clients": WORK.clients, "seed": 0},
+        "data": {"clients": WORK.clients, "seed": 0, "partition": {"kind": "iid"}},
         "model": {"name": f"{BENCHMARKS / 'problems.py'}:SimpleCNN"},
         "train": {
             "cohort_size": WORK.cohort, "local_epochs": 1, "batch_size": WORK.batch, "lr": WORK.lr,

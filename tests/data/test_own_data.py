@@ -320,6 +320,18 @@ def test_columns_of_frames_of_features_are_told_by_name_too():
         user_source((x, Y), (x_test.drop(columns="c"), YT))
 
 
+def test_a_frame_of_pandas_2_is_an_array_of_features():
+    """It has a method ``first``, as what reads its inputs later has an attribute."""
+
+    class Frame(pd.DataFrame):
+        def first(self, offset):
+            raise NotImplementedError
+
+    source = user_source((Frame(X), Y), (Frame(XT), YT))
+    assert np.array_equal(source.x_train, X)
+    assert np.array_equal(source.x_test, XT)
+
+
 def test_categories_that_read_alike_are_refused():
     labels = pd.Categorical([1, "1", 2] * 20, categories=[1, "1", 2])
     with pytest.raises(UserError, match="y_train has 2 categories that are '1' when written as text"):

@@ -114,6 +114,12 @@ def test_scaffolds_first_option(tmp_path):
     assert metrics["flops"].tolist() == cumulative(SGD + 2 * (STEPS + CLIENTS) * PLAIN + FULL_GRADIENT)
 
 
+def test_dittos_own_steps(tmp_path):
+    """Two steps of the personal model, each with four samples, or all three, and two vectors: the pull and the step."""
+    metrics = run(tmp_path, "ditto", model__name="mlp", model__hidden=[HIDDEN], algorithm__personal_steps=2).metrics
+    assert metrics["flops"].tolist() == cumulative(SGD + 2 * 3 * (4 + 4 + 3) * FORWARD + 2 * 2 * CLIENTS * PLAIN)
+
+
 def compared(*arguments):
     """Runs `fedray costs`, which must succeed, and returns its table by algorithm and column."""
     assert main(["costs", *arguments, "--csv", "costs.csv"]) == 0
