@@ -45,14 +45,9 @@ def neutral() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         _enter()
         stack.callback(_leave)
-        device = _default_device()
-        if device.type != "cpu":
-            torch.set_default_device(None)
-            if _default_device().type == "cpu":
-                stack.callback(torch.set_default_device, device)
-            else:
-                # the device comes from `with torch.device(...)`, which only an inner context overrides
-                stack.enter_context(torch.device("cpu"))
+        if torch.empty(0).device.type != "cpu":
+            # inner to torch.set_default_device, which fails within `with torch.device(...)`
+            stack.enter_context(torch.device("cpu"))
         # inference mode first, because leaving or entering it also changes the gradient mode
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -113,14 +108,6 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
         if read is not None and write is not None:
             settings.append((read, write, allowed))
     return settings
-
-
-def _default_device() -> Any:
-    """Returns the device on which torch makes tensors. In torch 2.6 ``torch.get_default_device`` fails after
-    ``torch.set_default_device(None)``."""
-    import torch
-
-    return torch.empty(0).device
 
 
 def _flushes_denormals() -> bool:

@@ -38,9 +38,22 @@ def attribute(thing: Any, name: str, value: Any) -> State:
     return setting(lambda new: setattr(thing, name, new), value, getattr(thing, name, None))
 
 
+def default_device(device: str | None) -> None:
+    torch.set_default_device(device)
+    if device is None:
+        # torch 2.6 can't say any more what the default device is
+        vars(torch._GLOBAL_DEVICE_CONTEXT).pop("device_context")
+
+
 @contextlib.contextmanager
 def several() -> Iterator[None]:
     with torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+        yield
+
+
+@contextlib.contextmanager
+def several_devices() -> Iterator[None]:
+    with setting(default_device, "meta", None)(), torch.device("meta"):
         yield
 
 
@@ -49,9 +62,9 @@ STATES: dict[str, State] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "default dtype": setting(torch.set_default_dtype, torch.float64, torch.float32),
-    # "cpu" afterwards and not None, after which torch 2.6 can't say what the default device is
-    "default device": setting(torch.set_default_device, "meta", "cpu"),
+    "default device": setting(default_device, "meta", None),
     "device context": lambda: torch.device("meta"),
+    "device context within a default device": several_devices,
     "matmul precision": setting(torch.set_float32_matmul_precision, "medium", "highest"),
     "denormals": setting(torch.set_flush_denormal, True, False),
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
