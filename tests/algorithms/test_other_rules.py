@@ -13,6 +13,7 @@ from small_runs import run
 from fedray import UserError, simulate
 from fedray.algorithms.fednova import FedNova
 from fedray.core.local_training import LocalTraining
+from fedray.testing.contracts import small_source
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -30,6 +31,17 @@ def test_lengths_of_uploads_do_not_go_with_steps_that_change_them(name, tmp_path
     (tmp_path / "sending.py").write_text("def half(rows, upload):\n    return rows / 2\n")
     with pytest.raises(UserError, match=f"clients of {name} send numbers besides models and vectors"):
         run(tmp_path, algorithm=name, train__upload=[f"{tmp_path}/sending.py:half"])
+
+
+def test_clients_that_agree_are_not_extrapolated(tmp_path):
+    """If all move alike, FedExP's ratio is a half, and its step is FedAvg's."""
+    source = small_source()
+    keys = {"train__batch_size": "full", "train__local_epochs": None, "train__local_steps": 2, "data__clients": None}
+    keys |= {"data__partition__kind": None, "train__cohort_size": 3, "data__public_samples": None}
+    alike = {"data": [(source.x_train, source.y_train)] * 3, "call": {"test": (source.x_test, source.y_test)}}
+    fedexp = run(tmp_path / "fedexp", algorithm="fedexp", algorithm__average_last=False, **keys, **alike)
+    fedavg = run(tmp_path / "fedavg", **keys, **alike)
+    assert fedexp.metrics.test_loss.tolist() == pytest.approx(fedavg.metrics.test_loss.tolist(), rel=1e-6)
 
 
 def test_a_loss_to_a_high_power_does_not_vanish(tmp_path):
