@@ -6,7 +6,8 @@ Both systems begin with the same model and train the same clients in the same ro
 to chance, so that the two models differ by rounding alone. With mini-batches each system draws its own. Writes
 fedjax_mime.csv and fedjax_mime.png into FOLDER (runs/examples).
 
-`--fedjax` names an interpreter that has FedJAX (`pip install fedjax`). Without it only fedray's rounds are made.
+`--fedjax` names an interpreter of Python 3.12 or older that has what
+analysis/benchmarks/rivals/requirements-fedjax.txt names. Without it only fedray's rounds are made.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ KEYS = {
 
 
 class CNN(nn.Module):
-    """Two convolutions and two layers, 61,706 parameters."""
+    """Two convolutions and two layers, 60,328 parameters."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -137,6 +138,8 @@ def picture(table: pd.DataFrame) -> Figure:
     for axes, (batches, title) in zip(figure.subplots(1, 2, sharey=True), titles.items(), strict=True):
         for system, colour, dash in (("fedray", "#0072b2", "-"), ("FedJAX", "#d55e00", (0, (1.5, 2.5)))):
             part = table[(table["system"] == system) & (table["batches"] == batches)]
+            if part.empty:
+                continue
             rows = 100 * part.groupby("round")["accuracy"].agg(["min", "mean", "max"])
             axes.fill_between(rows.index, rows["min"], rows["max"], color=colour, alpha=0.15, linewidth=0)
             axes.plot(rows.index, rows["mean"], linestyle=dash, linewidth=2, color=colour, label=system)

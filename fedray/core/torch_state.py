@@ -45,9 +45,16 @@ def neutral() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         _enter()
         stack.callback(_leave)
-        if torch.empty(0).device.type != "cpu":
-            # inner to torch.set_default_device, which fails within `with torch.device(...)`
-            stack.enter_context(torch.device("cpu"))
+        device = torch.empty(0).device
+        if device.type != "cpu":
+            # torch.set_default_device fails in a `with torch.device(...)` around which there is a default device
+            if _device_contexts() == 1:
+                torch.set_default_device(None)
+            if torch.empty(0).device.type == "cpu":
+                stack.callback(torch.set_default_device, device)
+            else:
+                # what `with torch.device(...)` says is only overridden by an inner context
+                stack.enter_context(torch.device("cpu"))
         # inference mode first, because leaving or entering it also changes the gradient mode
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -108,6 +115,15 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
         if read is not None and write is not None:
             settings.append((read, write, allowed))
     return settings
+
+
+def _device_contexts() -> int:
+    """Returns how many devices are set for new tensors: a default device, and each ``with torch.device(...)``."""
+    from torch import overrides
+    from torch.utils._device import DeviceContext
+
+    modes: Any = overrides
+    return sum(isinstance(mode, DeviceContext) for mode in modes._get_current_function_mode_stack())
 
 
 def _flushes_denormals() -> bool:

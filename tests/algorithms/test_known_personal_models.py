@@ -1,5 +1,5 @@
-"""Personal models that are known without the rule's reference: local training, FedAvg, proximal points, and FedBN in
-torch's own modules."""
+"""Personal models that are known without the rule's reference: local training, FedAvg, and FedBN in torch's own
+modules."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import references_personal
 import torch
-from reference_problems import make_quadratics
-from references import Train
 from safetensors.torch import load_file
 from small_runs import Normed, run
 from torch import Tensor, nn
@@ -58,28 +54,6 @@ def test_a_mixture_of_the_global_model_alone_is_the_global_model(tmp_path: Path)
 def test_fedbn_without_normalisation_is_fedavg(tmp_path: Path) -> None:
     fedbn, fedavg = (run(tmp_path / name, algorithm=name) for name in ("fedbn", "fedavg"))
     assert fedbn.summary["model_sha256"] == fedavg.summary["model_sha256"]
-
-
-def test_pfedme_finds_the_proximal_point_of_a_quadratic() -> None:
-    """With many inner steps theta minimises f_i(theta) + lambda / 2 |theta - w|^2: it is (A + lambda)^-1 (A b +
-    lambda w). w makes a step of the Moreau envelope's gradient, lambda (w - theta)."""
-    problem, lam, lr, beta = make_quadratics(), 2.0, 0.05, 0.8
-    train = Train(4, lr)
-    cohorts = [[0, 1, 2], [1, 3, 4], [0, 2, 4]]
-    found = references_personal.pfedme(problem, cohorts, train, lam=lam, inner_steps=300, personal_lr=0.1, beta=beta)
-    x = np.zeros(problem.dimension)
-    p = np.array(problem.sizes, dtype=float)
-    for number, cohort in enumerate(cohorts):
-        ws = []
-        for i in cohort:
-            w, a = x, problem.a[i]
-            for _ in range(4):
-                theta = np.linalg.solve(a + lam * np.eye(len(x)), a @ problem.b[i] + lam * w)
-                w = w - lr * lam * (w - theta)
-            ws.append(w)
-            assert found[number].personal[i] == pytest.approx(theta, abs=1e-12)
-        x = (1 - beta) * x + beta * np.average(ws, axis=0, weights=p[cohort])
-        assert found[number].model == pytest.approx(x, abs=1e-12)
 
 
 def test_fedbn_in_modules_of_torch(tmp_path: Path) -> None:

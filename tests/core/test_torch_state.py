@@ -150,6 +150,14 @@ def test_the_callers_state_is_as_before(state):
         assert within[:3] == present()[:3] == (torch.float32, torch.device("cpu"), True)
 
 
+def test_a_callback_may_set_the_default_device(tmp_path, plain):
+    with STATES["default device"]():
+        callbacks = [lambda report: torch.set_default_device("meta")]
+        found = run(tmp_path, call={"model": Net, "callbacks": callbacks}, **KEYS)
+        assert torch.empty(0).device.type == "meta"
+    assert found.summary["model_sha256"] == plain.summary["model_sha256"]
+
+
 def test_what_a_callback_sets_does_not_last(tmp_path, plain):
     def callback(report: Any) -> None:
         torch.set_default_dtype(torch.float64)

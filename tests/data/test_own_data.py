@@ -321,7 +321,7 @@ def test_columns_of_frames_of_features_are_told_by_name_too():
 
 
 def test_a_frame_of_pandas_2_is_an_array_of_features():
-    """It has a method ``first``, as what reads its inputs later has an attribute."""
+    """Its frames have a method ``first``, which is the name of an attribute of what reads its inputs later."""
 
     class Frame(pd.DataFrame):
         def first(self, offset):

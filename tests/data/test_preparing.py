@@ -58,7 +58,7 @@ mapping.CHUNK_BYTES, real, written = 2 * 3 * 16 * 16, mapping.Filling.write, []
 
 def dying(filling, chunk, blocks):
     written.append(chunk)
-    if len(written) == 9:
+    if len(written) >= 9:
         # five of them are noted, whoever is held up
         cache = pathlib.Path(os.environ["XDG_CACHE_HOME"])
         while sum(len(journal.read_text().splitlines()) for journal in cache.glob("**/*.done")) < 1 + 5:

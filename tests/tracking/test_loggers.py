@@ -97,6 +97,7 @@ def wandb_records(folder: Path) -> list[Any]:
     while place + 7 <= len(data):
         if -place % 32768 < 7:
             place += -place % 32768
+            continue
         length, kind = struct.unpack_from("<HB", data, place + 4)
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length

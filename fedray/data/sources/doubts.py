@@ -25,8 +25,8 @@ def doubts(name: str, x: Any, scale: Any) -> list[str]:
     """Returns a warning for each input that has columns of very different sizes although nothing scales it, and for
     images whose last axis seems to be the channels.
 
-    ``x`` are the training inputs: an array ``[n, channels, ...]``, a tuple or dict of arrays, or such that are
-    read later, and ``scale`` their scale (:class:`~fedray.data.sources.source.Source`).
+    ``x`` are the training inputs: an array ``[n, channels, ...]``, a tuple or dict of arrays, or a ``ReadLater``,
+    and ``scale`` their scale (:class:`~fedray.data.sources.source.Source`).
     ``name`` is what the warnings call the data.
     """
     inputs = leaves(form_of(x))
