@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -103,7 +104,11 @@ def main() -> None:
         }
         for way, some in runs.groupby("way", sort=False)
     ]
-    (output / "lora.md").write_text(f"# What LoRA takes\n\n{markdown(pd.DataFrame(rows))}\n")
+    setting = (
+        "A BERT of 4 layers of width 256 classifies texts of 64 tokens; 5 of 20 clients make 4 local steps of 16 texts "
+        f"in a round, on {os.cpu_count()} processors. `python analysis/lora.py OUTPUT`."
+    )
+    (output / "lora.md").write_text(f"# What LoRA takes\n\n{setting}\n\n{markdown(pd.DataFrame(rows))}\n")
     print(pd.DataFrame(rows).to_string(index=False))
 
 
