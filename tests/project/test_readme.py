@@ -373,7 +373,7 @@ def test_length_of_the_first_page() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["start.md", "many_runs.md", "loggers.md"])
+@pytest.mark.parametrize("page", ["start.md", "many_runs.md", "loggers.md", "beside_a_rule.md"])
 def test_commands_of_a_page_one_after_another(tmp_path: Path, page: str) -> None:
     """Each succeeds in a folder that has the files of the page and what the commands before have left."""
     text = TEXTS[f"docs/{page}"]
