@@ -97,7 +97,8 @@ def report(points: pd.DataFrame, folder: Path) -> None:
     ]
     title = (
         "# Private training on CIFAR-10\n\n"
-        "50 of 1,000 clients with 50 samples each (i.i.d.) make a pass in batches of 10; epsilon 2 at delta 1e-6 for rounds of 1,000 of a million clients, updates clipped to 0.4. "
+        "50 of 1,000 clients with 50 samples each (i.i.d.) make a pass in batches of 10; epsilon 2 at delta 1e-6 for "
+        "rounds of 1,000 of a million clients, updates clipped to 0.4. "
         f"`python analysis/private_cifar10.py OUTPUT --pfl PYTHON --rounds {rounds}`. Test accuracy after {rounds:,} "
         "rounds:\n\n"
     )
