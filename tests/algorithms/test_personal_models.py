@@ -108,6 +108,13 @@ def test_ifca(data, tmp_path, personal_models, participation, vectorize):
     assert rows.cluster.tolist() == [each.clients["k"][i] for each in rounds for i in sorted(each.clients["k"])]
 
 
+def test_each_model_of_ifca_has_its_column(tmp_path):
+    made = run(tmp_path, algorithm="ifca", algorithm__models=3, run__rounds=2)
+    names = {name.partition("_accuracy")[0] for name in made.metrics if name.startswith("model_")}
+    assert {name for name in names if not name.endswith("shares")} == {"model_2", "model_3"}
+    assert made.metrics.model_2_accuracy.notna().all()
+
+
 def test_ifca_with_one_model_is_fedavg(tmp_path):
     one, plain = run(tmp_path / "one", algorithm="ifca", algorithm__models=1), run(tmp_path / "plain")
     assert one.metrics.test_loss.tolist() == pytest.approx(plain.metrics.test_loss.tolist(), rel=1e-5)
