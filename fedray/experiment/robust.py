@@ -19,7 +19,7 @@ from fedray.robust.backdoor import Backdoor
 from fedray.robust.rule import Rule
 
 SMALL = 100_000_000
-"""So many bytes of uploads at the server need no line."""
+"""So many bytes of gathered uploads at the server need no line."""
 
 
 @dataclass(frozen=True, kw_only=True)

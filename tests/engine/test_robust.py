@@ -233,6 +233,17 @@ def test_an_algorithm_may_gather(tmp_path):
     assert_same(own, run(tmp_path / "chunks", algorithm=f"{__file__}:Gathering", engine__chunk=1))
 
 
+def test_how_large_gathered_uploads_are_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedray.engine.sums.SMALL", 100)
+    own = run(tmp_path, algorithm=f"{__file__}:Gathering")
+    width = Layout(own.model()).row_width
+    clients = own.metrics.cohort_size[0]
+    said = [line for line in (own.folder / "log.txt").read_text().splitlines() if "the server gathers" in line]
+    assert [line.split(": ", 1)[1] for line in said] == [
+        f"the server gathers y of {clients} clients, {4 * width * clients / 1e9:.3g} GB"
+    ]
+
+
 @pytest.mark.parametrize("gathered", [False, True])
 def test_results_whose_values_come_with_another_result(gathered):
     """As from another node, which sends the values of all its tasks together, with the last result."""
