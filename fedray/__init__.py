@@ -54,6 +54,10 @@ if "RAY_RAYLET_PID" in os.environ:
     load_torch()
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fedray' has no attribute {name!r}")

@@ -15,6 +15,7 @@ from fedray.experiment.first_checks import check_first
 from fedray.stepping import Stepper
 from fedray.tracking.progress import Display
 from fedray.tracking.result import RunResult
+from fedray.util.arguments import check_objects, override_texts
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ def checked(
 ) -> tuple[Config, Callable[[], CustomObjects]]:
     """Checks the arguments of :func:`simulate`. Returns the configuration, and a function that collects the objects
     that the user passed. Raises :class:`UserError` if something is wrong that can be seen without the data."""
+    check_objects(data, loss, metrics)
     named, algorithm = handed_over(algorithm)
-    settings = _settings(config, [*overrides, *named])
+    settings = _settings(config, [*override_texts(overrides), *named])
     if data is None and test is not None:
         raise UserError("test=... needs data=... too")
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics, "transform": transform}

@@ -85,6 +85,11 @@ class Simulation:
 
     _report: Report | None
 
+    def __repr__(self) -> str:
+        # it does not open the run, as that would start Ray
+        run = self._stepper.result
+        return f"Simulation({str(run.folder)!r}, round {self._stepper.round})" if run else "Simulation(not open yet)"
+
     def __enter__(self) -> Simulation:
         return self
 

@@ -202,6 +202,7 @@ class Stepper:
             self.display.say(line)
         if found.status == "finished":
             self.display.say(f"{folder.path} is finished already")
+            self.round = int(self.result.summary["rounds"])
             return False
         self.display.say(
             f"{experiment.config.algorithm.name} on {experiment.config.data.source}: {engine.data.clients} clients, "

@@ -5,6 +5,7 @@ The keys themselves are defined in :mod:`fedray.config.sections`.
 
 from __future__ import annotations
 
+import os
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from fedray.config.sections import ALGORITHM, Config
 from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest
 from fedray.usercode.importing import short_name
+from fedray.util.arguments import override_texts
 from fedray.util.uris import is_uri
 
 OPTION = r"(algorithm|model)\.\w+"
@@ -81,12 +83,17 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
     for an empty configuration. Returns two things. The first is the configuration as a dict of nested sections, such as
     ``{"train": {"lr": 0.1}}``. The second is the text with which error messages about it begin. It names the file and
     the files that it extends, and is empty if ``config`` is not a file. Raises :class:`UserError` if a file can't be
-    read.
+    read, or ``config`` is something else.
     """
     if config is None:
         return {}, ""
     if isinstance(config, Mapping):
         return _expand_all(config), ""
+    if not isinstance(config, str | os.PathLike):
+        raise UserError(
+            f"a configuration is a mapping or the name of a YAML file, not a {type(config).__name__}; "
+            "overrides=['key=value', ...] takes what a command has"
+        )
     if isinstance(config, str) and is_uri(config):
         # imported here because few configurations are at a URI
         from fedray.remote.fetching import as_path
@@ -301,7 +308,7 @@ def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterab
         UserError: A key is unknown, or a value has a wrong type or is out of range. The message is one line.
     """
     values, where = read(config)
-    overrides = list(overrides)
+    overrides = override_texts(overrides)
     asked: dict[str, Any] = {}
     for override in overrides:
         assign(asked, override)

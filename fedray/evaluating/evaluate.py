@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.experiment.weights import OtherShape, load_weights
+from fedray.util.arguments import check_objects, override_texts, place_of
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ LISTED = 8
 
 
 def evaluate(
-    target: str | Path,
+    target: str | PathLike[str],
     base: str | Path | None = None,
     *,
     split: str = "test",
@@ -70,8 +72,8 @@ def evaluate(
         print(found.metrics["accuracy"], found.classes, found.confusion_matrix())
 
     Args:
-        target: a run folder, whose final model is evaluated, or a file with a model (safetensors, or pt with a
-            ``state_dict``). A file in a run folder is evaluated with the configuration of the run.
+        target: a run folder, whose final model is evaluated, or its result; or a file with a model (safetensors, or pt
+            with a ``state_dict``). A file in a run folder is evaluated with the configuration of the run.
         base: a YAML file that describes the model and the data, for a model that is not in a run folder.
         split: the samples: ``test``, ``train`` (those that clients hold) or ``validation``.
         data, test: the training and the test set, in the forms that :func:`fedray.simulate` takes, such as arrays
@@ -93,8 +95,9 @@ def evaluate(
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}{near_miss(split, SPLITS)}; there are {', '.join(SPLITS)}")
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
+    check_objects(data, loss, metrics)
     handed_over = [name for name, each in objects.items() if each is not None]
-    request = request_of(target, base, overrides, handed_over, split)
+    request = request_of(place_of(target), base, override_texts(overrides), handed_over, split)
     own = custom_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
     if features < 0:

@@ -16,7 +16,7 @@ from fedray.core.task import Task
 from fedray.evaluating.features import Features
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The results of evaluating a saved model on some samples, the ``split``: test, train or validation.
 
@@ -53,6 +53,11 @@ class Evaluation:
     confusion: pd.DataFrame | None
     clients: pd.DataFrame | None
     features: Features | None = None
+
+    def __repr__(self) -> str:
+        from fedray.evaluating.evaluation_files import lines
+
+        return "\n".join([f"{self.file} on {self.source}, {self.split}, {self.samples:,} samples:", *lines(self)])
 
     @property
     def folder(self) -> Path:

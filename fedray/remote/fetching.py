@@ -4,6 +4,7 @@ machine."""
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from fedray.errors import UserError
 from fedray.remote.local import COMMIT, FIRST, commits_of, note_commits, scan
 from fedray.remote.manifest import NAME, File, Manifest, read_manifest, staging
 from fedray.remote.storage import Storage, in_parallel, reason_of
+from fedray.util.arguments import place_of
 from fedray.util.cache import cache_folder
 from fedray.util.files import sha256_of_file
 from fedray.util.uris import above, below, cache_name, is_uri, shown
@@ -118,17 +120,19 @@ def fetched(uri: str) -> Path:
     return folder
 
 
-def as_path(named: str | Path) -> Path:
+def as_path(named: str | os.PathLike[str]) -> Path:
     """Returns the path on this machine of results that a user names by a path or by a URI. The results are a folder, or
     a file in a folder.
 
     A path is returned as it is. For a URI the results are downloaded first (:func:`fetched`). If it is the URI of a
-    file, which ends in .safetensors or .yaml, the whole folder that contains the file is downloaded.
+    file, which ends in .safetensors or .yaml, the whole folder that contains the file is downloaded. Raises
+    :class:`UserError` if ``named`` is neither, or nothing can be downloaded.
     """
-    if not (isinstance(named, str) and is_uri(named)):
-        return Path(named)
-    name = Path(shown(named)).name
-    return fetched(above(named)) / name if name.endswith((".safetensors", ".yaml")) else fetched(named)
+    place = place_of(named)
+    if not is_uri(place):
+        return Path(place)
+    name = Path(shown(place)).name
+    return fetched(above(place)) / name if name.endswith((".safetensors", ".yaml")) else fetched(place)
 
 
 def publish(uri: str, folder: Path, paths: Iterable[Path]) -> list[str]:

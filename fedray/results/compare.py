@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ BASELINE = "fedavg"
 """The default baseline."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison(ComparisonTables):
     """The result of :func:`compare`, as tables and as Matplotlib figures. The tables are pandas DataFrames: ``table``
     has the results of each group of runs, ``targets`` what it took each group to reach the targets, and ``curves()``
@@ -40,6 +41,11 @@ class Comparison(ComparisonTables):
         for sentence, figure in found.figures(): ...
     """
 
+    def __repr__(self) -> str:
+        from fedray.results.comparison_files import lines
+
+        return "\n".join(lines(self))
+
     def figures(self) -> list[tuple[str, Figure]]:
         """Returns all figures of the comparison's page, report.html, as pairs: a sentence that says what the figure
         shows, and the figure."""
@@ -50,7 +56,7 @@ class Comparison(ComparisonTables):
 
 
 def compare(
-    *paths: str | Path,
+    *paths: str | PathLike[str],
     by: Sequence[str] = (),
     x: str = "rounds",
     targets: Sequence[float] = (),
@@ -67,7 +73,8 @@ def compare(
         print(found.table[["group", "final", "final_margin"]], found.environments[0].notes)
 
     Args:
-        paths: run folders, or folders that contain run folders at any depth; also their URIs.
+        paths: run folders, or folders that contain run folders at any depth; also their URIs, and results, which know
+            their folders.
         by: dotted keys that distinguish the groups of an environment. By default these are all keys except the ones
             about data, task and model (:func:`~fedray.results.grouping.group_runs`).
         x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds``,
@@ -89,8 +96,8 @@ def compare(
         raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}")
     if last is not None and last < 1:
         raise UserError(f"--last must be at least 1, not {last}")
-    paths = tuple(map(as_path, paths))
-    runs, left_out = _comparable(paths, any_version)
+    folders = list(map(as_path, paths))
+    runs, left_out = _comparable(folders, any_version)
     if all(run.rows[AXES[x]].isna().all() for run in runs):
         raise UserError(f"--x {x}: no run has it")
     request = _Request(_measure_of(runs), x, list(dict.fromkeys(targets)), baseline or BASELINE, last)
@@ -98,7 +105,7 @@ def compare(
     _check(request, baseline, groups)
     places = dict.fromkeys(group.place for group in groups)
     asked = {
-        "paths": sorted(str(Path(path).resolve()) for path in paths),
+        "paths": sorted(str(folder.resolve()) for folder in folders),
         "by": list(by), "x": x, "targets": list(targets), "baseline": baseline, "last": last,
         "any_version": any_version,
     }  # fmt: skip
@@ -113,10 +120,10 @@ def compare(
     )
 
 
-def _comparable(paths: Sequence[str | Path], any_version: bool) -> tuple[list[RecordedRun], list[LeftOut]]:
-    """Returns the runs in ``paths`` that can be compared, and the run folders that are left out, with reasons. Raises
+def _comparable(folders: Sequence[Path], any_version: bool) -> tuple[list[RecordedRun], list[LeftOut]]:
+    """Returns the runs in ``folders`` that can be compared, and the run folders that are left out, with reasons. Raises
     :class:`UserError` if no run can be compared."""
-    runs, left_out = find_runs(map(Path, paths))
+    runs, left_out = find_runs(folders)
     kept: dict[str, RecordedRun] = {}
     counts = Counter(map(_version, runs))
     # the version that most runs have; in a tie the newest

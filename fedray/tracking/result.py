@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """The result of a run that has ended, whether it was completed, diverged or was interrupted (``status``).
 
@@ -30,6 +30,15 @@ class RunResult:
 
     folder: Path
     module: Callable[[], nn.Module]
+
+    def __repr__(self) -> str:
+        found = self.summary
+        reached = "" if found["final"] is None else f", {found['metric']} {found['final']:.4g}"
+        return f"RunResult({str(self.folder)!r}, {found['status']} after {found['rounds']:,} rounds{reached})"
+
+    def __fspath__(self) -> str:
+        """The path of the folder, so that a result can be handed over in its place, as in ``fedray.compare(a, b)``."""
+        return str(self.folder)
 
     @property
     def status(self) -> str:

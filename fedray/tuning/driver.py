@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from fedray.loggers import prepare
 from fedray.remote.fetching import as_path
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
+from fedray.util.arguments import check_callbacks, check_objects, override_texts
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ class SweepResult:
     interrupted: bool = False
     uri: str | None = None
 
+    def __fspath__(self) -> str:
+        """The path or the URI of the sweep, so that a result can be handed over in its place."""
+        return self.uri or str(self.folder)
+
     @property
     def trials(self) -> pd.DataFrame:
         """A table with a row for each trial: its number, its state (such as complete or pruned), its sampled values and
@@ -72,7 +78,7 @@ class SweepResult:
 
 
 def tune(
-    space: str | Path | Mapping[str, Any],
+    space: str | PathLike[str] | Mapping[str, Any],
     overrides: Iterable[str] = (),
     *,
     data: Any = None,
@@ -121,8 +127,10 @@ def tune(
         (result,) = fedray.tune({"base": {"data.source": "sample"}, "spaces": {"wide": space}}, ["tune.trials=20"])
     """
     view = view or View(quiet=not verbose, warn=PythonWarnings())
+    check_objects(data, loss, metrics)
+    check_callbacks(callbacks)
     named, algorithm = handed_over(algorithm)
-    specs = read_sweeps(space, [*overrides, *named])
+    specs = read_sweeps(space, [*override_texts(overrides), *named])
     check_together(specs)
     objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}
     there = [name for name, each in {"data": data, **objects}.items() if each is not None]

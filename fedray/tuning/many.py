@@ -17,6 +17,7 @@ from fedray.experiment.first_checks import check_first
 from fedray.tuning.planned import Made, Planned, Watcher, make_runs, named_data
 from fedray.tuning.planned_view import RunsView
 from fedray.usercode.importing import short_name
+from fedray.util.arguments import check_callbacks, check_objects, override_texts, whole_number
 from fedray.util.uris import below, is_uri
 from fedray.warning import PythonWarnings
 
@@ -49,6 +50,10 @@ class ManyRuns:
     runs: Mapping[str, Mapping[str, Any]]
     failures: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
+
+    def __fspath__(self) -> str:
+        """The folder of all runs or its URI, so that a result can be handed over in its place."""
+        return self.place
 
     def compare(self, **arguments: Any) -> Comparison:
         """Compares the runs that have ended, as :func:`fedray.compare` does, with the same keyword arguments."""
@@ -102,14 +107,16 @@ def simulate_many(
     Raises:
         fedray.UserError: One of the runs is not possible as it was asked for. None has begun then.
     """
+    check_objects(data, loss, metrics)
+    check_callbacks(callbacks)
     named, algorithm = handed_over(algorithm)
-    place, planned, runs = product(config, seeds, over or {}, [*overrides, *named])
+    place, planned, runs = product(config, seeds, over or {}, [*override_texts(overrides), *named])
     objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}
     there = [name for name, each in {"data": data, **objects}.items() if each is not None]
     if data is None and test is not None:
         raise UserError("test=... needs data=... too")
-    if most is not None and most < 1:
-        raise UserError(f"most must be at least 1, not {most}")
+    if most is not None:
+        whole_number(most, "most")
     _check(planned, there, custom_objects(load(planned[0].settings), None, None, None, label_column, **objects))
 
     def custom(settings: Mapping[str, Any]) -> CustomObjects:
@@ -199,6 +206,8 @@ def _axes(
     """Returns the values of each key that differs between the runs, the seeds last."""
     given = {text.partition("=")[0].strip() for text in overrides}
     found: dict[str, list[Any]] = {}
+    if not isinstance(over, Mapping):
+        raise UserError(f"over must be a mapping from keys to lists of values, not {over!r}")
     for key, values in over.items():
         if key in ("run.seed", "run.name", "run.output"):
             raise UserError(f"over: {key} differs by itself" + (": seeds says how many" if key == "run.seed" else ""))
@@ -207,13 +216,13 @@ def _axes(
         if key in given:
             raise UserError(f"over: {key} is set to one value as well: leave one of the two out")
         found[key] = list(values)
-    if isinstance(seeds, int):
-        if seeds < 1:
-            raise UserError(f"seeds must be at least 1, not {seeds}")
-        seeds = range(base.run.seed, base.run.seed + seeds)
-    if not len(seeds):
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        found["run.seed"] = list(seeds)
+    else:
+        found["run.seed"] = list(range(base.run.seed, base.run.seed + whole_number(seeds, "seeds")))
+    if not found["run.seed"]:
         raise UserError("seeds: give at least one")
-    return {**found, "run.seed": list(seeds)}
+    return found
 
 
 def _as_text(key: str, value: Any) -> str:

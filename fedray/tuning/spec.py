@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedray.remote.fetching import fetched
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 from fedray.usercode.importing import short_name
+from fedray.util.arguments import override_texts, place_of
 from fedray.util.uris import above, below, is_uri, local_folder
 
 PACKAGE = Path(__file__).parent.parent
@@ -135,7 +137,7 @@ def known_spaces() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SPACES.glob("*.yaml"))}
 
 
-def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
+def read_sweeps(space: str | PathLike[str] | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
     """Reads a space file and returns the sweeps (searches over hyper-parameters) that it describes: one, or one for
     each of its environments (combinations of values for which a separate sweep is made).
 
@@ -145,7 +147,9 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     or of ``tune.*``; a key that they set is not searched. Raises :class:`UserError` if there is a mistake in the file
     or the overrides.
     """
-    overrides = list(overrides)
+    overrides = override_texts(overrides)
+    if not isinstance(space, Mapping):
+        space = place_of(space)
     if isinstance(space, str) and is_uri(space):
         here = fetched(space)
         return [

@@ -46,6 +46,7 @@ from fedray.tuning.spec import (
     read_sweeps,
 )
 from fedray.tuning.view import View
+from fedray.util.arguments import override_texts
 from fedray.util.files import write_whole
 from fedray.util.uris import below, is_uri, local_folder
 
@@ -169,7 +170,7 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
         raise UserError(f"{where}algorithms must list at least one space file, by path or name")
     seeds = check(_Seeds, {"seeds": values.get("seeds", 3)}, where).seeds
     overridden: dict[str, Any] = {}
-    for override in overrides:
+    for override in override_texts(overrides):
         assign(overridden, override)
     overridden["tune"] = dict(section(overridden, "tune", ""))
     suite_name = overridden["tune"].pop("name", None) or path.stem

@@ -1,0 +1,53 @@
+"""Checks what a user hands over from Python, before data are read or Ray is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedray.errors import UserError
+
+
+def override_texts(overrides: Any) -> list[str]:
+    """Returns the argument ``overrides`` as a list of texts such as ``train.lr=0.1``. Raises :class:`UserError` if it
+    is something else."""
+    is_list = isinstance(overrides, Iterable) and not isinstance(overrides, str | Mapping)
+    found = list(overrides) if is_list else []
+    if not is_list or not all(isinstance(each, str) for each in found):
+        raise UserError(f"overrides= takes a list of texts, as in ['train.lr=0.1'], not {overrides!r}")
+    return found
+
+
+def place_of(named: Any) -> str:
+    """Returns the path or URI of what a user names by a text, a path or a result that knows its folder, such as a
+    :class:`fedray.RunResult`. Raises :class:`UserError` if it is something else."""
+    if not isinstance(named, str | os.PathLike):
+        raise UserError(f"a folder or file is named by a text, a path or a result, not by {named!r}")
+    return str(os.fspath(named))
+
+
+def whole_number(value: Any, name: str) -> int:
+    """Returns the argument ``name``, a whole number of at least 1. Raises :class:`UserError` if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"{name} must be a whole number, not {value!r}")
+    if value < 1:
+        raise UserError(f"{name} must be at least 1, not {value}")
+    return value
+
+
+def check_objects(data: Any, loss: Any, metrics: Any) -> None:
+    """Raises :class:`UserError` if one of these arguments of :func:`fedray.simulate` can't be what it is taken for."""
+    if isinstance(data, str | Path):
+        raise UserError(f"data= takes the samples themselves, not {str(data)!r}: data.source names a data set")
+    if loss is not None and not callable(loss):
+        raise UserError(f"loss= must be a function of outputs and targets, not {loss!r}: task.loss names one")
+    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+        raise UserError(f"metrics= must be a mapping from names to functions, not {metrics!r}: task.metrics names some")
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises :class:`UserError` if the argument ``callbacks`` is no list of callbacks."""
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
+        raise UserError(f"callbacks= takes a list of callbacks, not {callbacks!r}")

@@ -1,0 +1,75 @@
+"""What a user hands over from Python, if it is something else than was asked for: one line, before anything begins."""
+
+import pytest
+
+import fedray
+from fedray import UserError
+
+CONFIG = {"algorithm.name": "fedavg", "data.clients": 4, "run.rounds": 1, "engine.kind": "local"}
+NO_PLACE = "a folder or file is named by a text, a path or a result, not by "
+WRONG = {
+    "a configuration is a mapping or the name of a YAML file, not a list; overrides=": lambda: fedray.simulate(["a=b"]),
+    "overrides= takes a list of texts, as in .*, not 'run.rounds=2'": lambda: fedray.simulate(
+        CONFIG, overrides="run.rounds=2"
+    ),
+    "overrides= takes a list of texts, as in .*, not {'run.rounds': 2}": lambda: fedray.simulate(
+        CONFIG, overrides={"run.rounds": 2}
+    ),
+    "overrides= takes a list of texts, as in .*, not [[]3[]]": lambda: fedray.simulate_many(CONFIG, overrides=[3]),
+    "overrides= takes a list of texts, as in .*, not 'a=b'": lambda: fedray.tune("fedprox", "a=b"),
+    "overrides= takes a list of texts, as in .*, not 'a=b' *": lambda: fedray.evaluate("x", overrides="a=b"),
+    "callbacks= takes a list of callbacks, not <built-in function print>": lambda: fedray.Simulation(
+        CONFIG, callbacks=print
+    ),
+    "callbacks= takes a list of callbacks, not 'mine.py'": lambda: fedray.tune("fedprox", callbacks="mine.py"),
+    "loss= must be a function of outputs and targets, not 'mse': task.loss": lambda: fedray.simulate(
+        CONFIG, loss="mse"
+    ),
+    "metrics= must be a mapping from names to functions, not [[]<": lambda: fedray.tune("fedprox", metrics=[len]),
+    "data= takes the samples themselves, not 'mnist': data.source names": lambda: fedray.simulate_many(
+        CONFIG, data="mnist"
+    ),
+    "over must be a mapping from keys to lists of values, not [[]'train.lr'[]]": lambda: fedray.simulate_many(
+        CONFIG, over=["train.lr"]
+    ),
+    "seeds must be a whole number, not '3'": lambda: fedray.simulate_many(CONFIG, seeds="3"),
+    "seeds must be at least 1, not 0": lambda: fedray.simulate_many(CONFIG, seeds=0),
+    "seeds: give at least one": lambda: fedray.simulate_many(CONFIG, seeds=[]),
+    "most must be a whole number, not '2'": lambda: fedray.simulate_many(CONFIG, seeds=2, most="2"),
+    f"{NO_PLACE}None": lambda: fedray.tune(None),
+    f"{NO_PLACE}3": lambda: fedray.evaluate(3),
+    f"{NO_PLACE}[[][]]": lambda: fedray.compare([]),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_one_line_says_what_would_be_right(message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^{message}") as raised:
+        WRONG[message]()
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_stand_for_their_folders(tmp_path):
+    results = [fedray.simulate({**CONFIG, "run.output": str(tmp_path), "run.seed": seed}) for seed in (0,)]
+    found = fedray.evaluate(results[0])
+    assert found.metrics["accuracy"] == results[0].metrics["test_accuracy"].iloc[-1]
+    assert fedray.compare(*results).table["runs"].tolist() == [1]
+
+
+def test_results_show_themselves_in_few_words(tmp_path):
+    sim = fedray.Simulation({**CONFIG, "run.output": str(tmp_path), "run.name": "short"})
+    assert repr(sim) == "Simulation(not open yet)"
+    sim.step()
+    assert repr(sim) == f"Simulation({str(tmp_path / 'short')!r}, round 1)"
+    result = sim.close()
+    assert repr(result).startswith(f"RunResult({str(tmp_path / 'short')!r}, completed after 1 rounds, accuracy 0.")
+    with pytest.raises(UserError, match="has ended after round 1"):
+        fedray.Simulation({**CONFIG, "run.output": str(tmp_path), "run.name": "short"}).step()
+    assert repr(fedray.evaluate(result)).splitlines()[0].endswith("on sample, test, 2,000 samples:")
+    assert str(fedray.compare(result)).splitlines()[0] == "test accuracy:"
+
+
+def test_public_names_are_completed():
+    assert {"simulate", "Simulation", "tune", "__version__"} <= set(dir(fedray))
