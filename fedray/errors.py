@@ -89,6 +89,7 @@ def near_miss(name: str, known: Iterable[str]) -> str:
     >>> near_miss("algorithm", ["algorithm.mu", "algorithm.name"])
     " (did you mean 'algorithm.name'?)"
     """
+    name = str(name)
     known = sorted(map(str, known))
     close = closest(name, known)
     meant = [each for each in known if each.rpartition(".")[2] == name.lower() or each == f"{name.lower()}.name"]

@@ -187,6 +187,8 @@ class Simulation:
         from fedray.core.torch_state import neutral
         from fedray.experiment.weights import load_tensors
 
+        if not isinstance(model, Mapping) and not hasattr(model, "state_dict"):
+            raise UserError(f"replace_model takes a module or its state_dict(), not {model!r}")
         tensors = model if isinstance(model, Mapping) else model.state_dict()
         self._asking()
         if self._stepper.round == self.rounds:
@@ -253,7 +255,7 @@ class Simulation:
         self._open()
         if self._stepper.ask is None and self._stepper.failure is None:
             return None
-        keep = self._keep if keep_clients is None else _clients(keep_clients, "keep_clients")
+        keep = self._existing(self._keep if keep_clients is None else keep_clients, "keep_clients")
         given = None if cohort is None else self._checked(cohort)
         paused = perf_counter() - self._paused
         order = Order(cohort=given, model=self._model, keep=keep, paused=paused)
@@ -285,13 +287,9 @@ class Simulation:
 
     def _checked(self, cohort: Iterable[int]) -> tuple[int, ...]:
         experiment, config = self._experiment, self._experiment.config
-        ids = _clients(cohort, "cohort")
+        ids = self._existing(cohort, "cohort")
         if isinstance(ids, bool):
             raise UserError(f"cohort must be numbers of clients, not {cohort!r}")
-        if absent := sorted(set(ids) - set(self.clients)):
-            raise UserError(
-                f"cohort: client {absent[0]} does not exist or has no samples (sim.clients has those that do)"
-            )
         if not ids:
             raise UserError("cohort: there must be at least one client")
         fixed = experiment.vectorize and experiment.compile and len(ids) != experiment.cohort_size
@@ -302,6 +300,14 @@ class Simulation:
         ):
             if holds:
                 raise UserError(f"cohort does not go with {why}")
+        return ids
+
+    def _existing(self, given: Iterable[int] | bool, name: str) -> tuple[int, ...] | bool:
+        ids = _clients(given, name)
+        if not isinstance(ids, bool) and (absent := sorted(set(ids) - set(self.clients))):
+            raise UserError(
+                f"{name}: client {absent[0]} does not exist or has no samples (sim.clients has those that do)"
+            )
         return ids
 
     def _checkpoints(self) -> list[int]:

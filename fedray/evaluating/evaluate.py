@@ -100,8 +100,8 @@ def evaluate(
     request = request_of(place_of(target), base, override_texts(overrides), handed_over, split)
     own = custom_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
-    if features < 0:
-        raise UserError(f"--features must be at least 0, not {features}")
+    if isinstance(features, bool) or not isinstance(features, int) or features < 0:
+        raise UserError(f"--features must be a whole number of at least 0, not {features!r}")
     return _evaluate(request, experiment, federated, own, split, features, say or PythonWarnings())
 
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from fedray.results.outcomes import AMOUNTS, correct, difference, order_of, outc
 from fedray.results.runs import LeftOut, RecordedRun, find_runs
 from fedray.results.unequal import what_differs_between_environments, what_is_unequal
 from fedray.tracking.folder import RESULT_KEYS_OF_ENGINE
+from fedray.util.arguments import list_of, whole_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,8 +96,10 @@ def compare(
     """
     if x not in AXES:
         raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}")
-    if last is not None and last < 1:
-        raise UserError(f"--last must be at least 1, not {last}")
+    if last is not None:
+        whole_number(last, "--last")
+    by = list_of(str, by, "by= takes a list of keys, as in ['algorithm.name']")
+    targets = list_of(Real, targets, "targets= takes a list of numbers, as in [0.9]")
     folders = list(map(as_path, paths))
     runs, left_out = _comparable(folders, any_version)
     if all(run.rows[AXES[x]].isna().all() for run in runs):

@@ -70,11 +70,11 @@ class RunResult:
         """A DataFrame with a row for each round and each client that took part in it, sorted by round and client.
 
         It is the table clients.parquet, with columns such as ``round``, ``client``, ``samples`` and ``steps``. Runs
-        with ``run.log_clients: false`` do not have it.
+        with ``run.log_clients: false`` do not have it, and raise :class:`UserError`.
         """
         import pandas as pd
 
-        table: pd.DataFrame = pd.read_parquet(self.folder / "clients.parquet")
+        table: pd.DataFrame = pd.read_parquet(self._table("clients.parquet", "run.log_clients=true makes it"))
         return table.sort_values(["round", "client"], ignore_index=True)
 
     @property
@@ -111,11 +111,11 @@ class RunResult:
         """A DataFrame that shows how the time was spent: a row for each round, and a column for each purpose, such as
         ``gradient``, with the seconds spent on it.
 
-        It is the table profile.csv. Raises FileNotFoundError for a run without ``engine.profile``.
+        It is the table profile.csv. Raises :class:`UserError` for a run without ``engine.profile``.
         """
         import pandas as pd
 
-        return pd.read_csv(self.folder / "profile.csv")
+        return pd.read_csv(self._table("profile.csv", "engine.profile=true makes it"))
 
     def model(self) -> nn.Module:
         """Returns the final model of the run, a ``torch.nn.Module`` in evaluation mode.
@@ -138,6 +138,11 @@ class RunResult:
                 "saved, as a list of numbers or all"
             )
         return self._loaded(name)
+
+    def _table(self, name: str, key: str) -> Path:
+        if not (self.folder / name).exists():
+            raise UserError(f"{self.folder} has no {name}: {key}")
+        return self.folder / name
 
     def _loaded(self, name: str) -> nn.Module:
         from safetensors.torch import load_file

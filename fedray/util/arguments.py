@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from fedray.errors import UserError
 
 
+def list_of(kind: type, value: Any, what: str) -> list[Any]:
+    """Returns an argument as a list of values of one ``kind``, such as ``str``. Raises :class:`UserError` if it is
+    something else; ``what`` says which argument takes what, as in "by= takes a list of keys"."""
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        found = list(value)
+        if all(isinstance(each, kind) and not isinstance(each, bool) for each in found):
+            return found
+    raise UserError(f"{what}, not {value!r}")
+
+
 def override_texts(overrides: Any) -> list[str]:
     """Returns the argument ``overrides`` as a list of texts such as ``train.lr=0.1``. Raises :class:`UserError` if it
     is something else."""
-    is_list = isinstance(overrides, Iterable) and not isinstance(overrides, str | Mapping)
-    found = list(overrides) if is_list else []
-    if not is_list or not all(isinstance(each, str) for each in found):
-        raise UserError(f"overrides= takes a list of texts, as in ['train.lr=0.1'], not {overrides!r}")
-    return found
+    return list_of(str, overrides, "overrides= takes a list of texts, as in ['train.lr=0.1']")
 
 
 def place_of(named: Any) -> str:
@@ -30,11 +37,11 @@ def place_of(named: Any) -> str:
 
 def whole_number(value: Any, name: str) -> int:
     """Returns the argument ``name``, a whole number of at least 1. Raises :class:`UserError` if it is none."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name} must be a whole number, not {value!r}")
     if value < 1:
         raise UserError(f"{name} must be at least 1, not {value}")
-    return value
+    return int(value)
 
 
 def check_objects(data: Any, loss: Any, metrics: Any) -> None:
@@ -49,5 +56,4 @@ def check_objects(data: Any, loss: Any, metrics: Any) -> None:
 
 def check_callbacks(callbacks: Any) -> None:
     """Raises :class:`UserError` if the argument ``callbacks`` is no list of callbacks."""
-    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
-        raise UserError(f"callbacks= takes a list of callbacks, not {callbacks!r}")
+    list_of(object, callbacks, "callbacks= takes a list of callbacks")

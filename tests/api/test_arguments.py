@@ -67,8 +67,27 @@ def test_results_show_themselves_in_few_words(tmp_path):
     assert repr(result).startswith(f"RunResult({str(tmp_path / 'short')!r}, completed after 1 rounds, accuracy 0.")
     with pytest.raises(UserError, match="has ended after round 1"):
         fedray.Simulation({**CONFIG, "run.output": str(tmp_path), "run.name": "short"}).step()
+    with pytest.raises(UserError, match=r"has no profile.csv: engine.profile=true makes it"):
+        _ = result.profile
+    for name, (value, message) in {
+        "by": ("algorithm.name", "by= takes a list of keys, as in .*, not 'algorithm.name'"),
+        "targets": (0.9, "targets= takes a list of numbers, as in .*, not 0.9"),
+        "last": ("3", "--last must be a whole number, not '3'"),
+        "x": (3, "--x: there is no 3 "),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            fedray.compare(result, **{name: value})
     assert repr(fedray.evaluate(result)).splitlines()[0].endswith("on sample, test, 2,000 samples:")
     assert str(fedray.compare(result)).splitlines()[0] == "test accuracy:"
+
+
+def test_clients_and_models_that_are_none(tmp_path):
+    with fedray.Simulation({**CONFIG, "run.output": str(tmp_path)}) as sim:
+        with pytest.raises(UserError, match=r"^keep_clients: client 9 does not exist or has no samples"):
+            sim.step(keep_clients=[9])
+        with pytest.raises(UserError, match=r"^replace_model takes a module or its state_dict\(\), not 3"):
+            sim.replace_model(3)
+        assert sim.round == 0
 
 
 def test_public_names_are_completed():

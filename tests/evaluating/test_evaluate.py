@@ -357,5 +357,5 @@ def test_models_without_a_linear_layer_have_no_features(tmp_path):
     run = simulate({**SETTINGS, "run.output": str(tmp_path), "run.rounds": 1}, **keys)
     with pytest.raises(UserError, match="--features: the model has no Linear layer"):
         evaluate(run.folder, features=5, **keys)
-    with pytest.raises(UserError, match="--features must be at least 0, not -1"):
+    with pytest.raises(UserError, match="--features must be a whole number of at least 0, not -1"):
         evaluate(run.folder, features=-1, **keys)
