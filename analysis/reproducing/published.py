@@ -153,7 +153,7 @@ def read_table(name: str) -> PublishedTable:
         for (name_of_row, row), published in zip(rows.items(), values, strict=True):
             settings = {**flat(expand(of.settings)), **flat(expand(row.settings))}
             cell = Cell(name_of_row, column, published, file, settings, of.round, row.of or said.of, of.seeds or ())
-            cells.append(_until_target(cell) if ends_at_target and said.of == "test" else cell)
+            cells.append(_until_target(cell) if ends_at_target else cell)
     return PublishedTable(
         name, said.title, said.measure, said.seeds, said.over_runs, list(rows), list(said.columns), cells, said.notes,
         said.smoothing, said.boxes, said.until,
@@ -170,7 +170,10 @@ def _rows(said: TableConfig) -> Iterator[tuple[str, RowConfig]]:
 
 def _until_target(cell: Cell) -> Cell:
     """Returns the cell with runs that end at their target, which takes a fraction of the time."""
-    return replace(cell, settings={**cell.settings, "run.stop_at": _target_of(cell.file)})
+    target: float | dict[str, float] = _target_of(cell.file)
+    if cell.of == "train":
+        target = {"train_accuracy": target}
+    return replace(cell, settings={**cell.settings, "run.stop_at": target})
 
 
 @lru_cache(maxsize=256)

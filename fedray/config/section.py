@@ -3,6 +3,7 @@ have."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -26,6 +27,19 @@ Whole = Annotated[int, BeforeValidator(_whole), BeforeValidator(_not_bool)]
 Natural = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]
 Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
+
+
+def _reached(value: Any) -> Any:
+    """Checks a number, or a mapping from columns of metrics.csv to numbers."""
+    numbers = value.values() if isinstance(value, Mapping) else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise ValueError(f"must be a number, or {{column: number, ...}}, not {in_message(number)}")
+    return value
+
+
+Reached = Annotated[Real | dict[str, Real], BeforeValidator(_reached)]
+"""A value of the main metric, or values of columns of metrics.csv by their names."""
 
 
 def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:

@@ -19,7 +19,7 @@ from fedray.config.privacy import PrivacyConfig
 from fedray.config.robust import AggregationConfig, AttackConfig
 from fedray.config.sampling import SamplingConfig
 from fedray.config.schedule import ScheduleConfig
-from fedray.config.section import Natural, Positive, Real, Section, Whole, in_message
+from fedray.config.section import Natural, Positive, Reached, Real, Section, Whole, in_message
 from fedray.config.system import SystemConfig
 from fedray.usercode.extensions import Entry
 from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
@@ -77,7 +77,9 @@ class RunConfig(Section):
         description="of which layers these steps are, as names, patterns, head or base; unset: of all",
     )
     targets: list[Real] = Field([], description="values of the main metric whose first round is reported")
-    stop_at: Real | None = Field(None, description="end the run when the main metric has reached this value")
+    stop_at: Reached | None = Field(
+        None, description="end the run when the main metric has reached this value, or a column: {train_accuracy: 0.85}"
+    )
     patience: Whole | None = Field(
         None, ge=1, description="end the run when the main metric has got no better for so many rounds"
     )
@@ -346,9 +348,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_what_is_followed(self) -> Config:
         run = self.run
-        asked = [
-            key for key in ("stop_at", "patience", "save_best", "last_rounds") if getattr(run, key) not in (None, False)
-        ]
+        of_main = {"stop_at": None if isinstance(run.stop_at, dict) else run.stop_at, "patience": run.patience}
+        of_main |= {"save_best": run.save_best or None, "last_rounds": run.last_rounds}
+        asked = [key for key, value in of_main.items() if value is not None]
         if asked and not run.eval_test and not self.data.validation_samples:
             raise ValueError(f"run.{asked[0]} needs a test set (run.eval_test) or data.validation_samples")
         return self

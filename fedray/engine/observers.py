@@ -213,8 +213,8 @@ class Best(Observer):
 
     With ``run.save_best``, ``save(file name)`` is called after each round in which the metric is better than in all
     rounds before, to save the evaluated model. ``reason`` is None until the run must end. Then it is "run.stop_at" if
-    the metric has reached the value of this setting, or "run.patience" if the metric has not improved for as many
-    rounds as this setting says.
+    the metric has reached the value of this setting (or a column that it names has), or "run.patience" if the metric
+    has not improved for as many rounds as this setting says.
     """
 
     FILE = "model-best.safetensors"
@@ -224,6 +224,8 @@ class Best(Observer):
         part = "test" if self.run.eval_test else "validation"
         self.column = f"{part}_{experiment.task.main}"
         self.value, self.round = math.nan, 0
+        stop_at = self.run.stop_at
+        self._stop_at = {} if stop_at is None else stop_at if isinstance(stop_at, dict) else {self.column: stop_at}
         self.reason: str | None = None
 
     @property
@@ -235,15 +237,14 @@ class Best(Observer):
         return self._acts and (number == self.experiment.rounds or (bool(every) and number % every == 0))
 
     def evaluated(self, result: RoundResult) -> None:
-        value = result.metrics.get(self.column)
-        if value is None or result.diverged:
+        if result.diverged:
             return
-        if self._follow(result.number, float(value)) and self.run.save_best:
+        value = result.metrics.get(self.column)
+        if value is not None and self._follow(result.number, float(value)) and self.run.save_best:
             self.save(self.FILE)
-        stop_at = self.run.stop_at
-        if stop_at is not None and (value <= stop_at if self.experiment.task.mode == "min" else value >= stop_at):
+        if any(self._reached(column, wanted, result) for column, wanted in self._stop_at.items()):
             self.reason = "run.stop_at"
-        elif self.run.patience is not None and result.number - self.round >= self.run.patience:
+        elif value is not None and self.run.patience is not None and result.number - self.round >= self.run.patience:
             self.reason = "run.patience"
 
     def restore(self, metrics: pd.DataFrame) -> None:
@@ -252,6 +253,13 @@ class Best(Observer):
         if self.column in metrics:
             for row in metrics[["round", self.column]].dropna().itertuples(index=False):
                 self._follow(int(row[0]), float(row[1]))
+
+    def _reached(self, column: str, wanted: float, result: RoundResult) -> bool:
+        """Returns whether a column of metrics.csv is at least what is ``wanted``, or at most if less is better."""
+        value, (_, _, metric) = result.metrics.get(column), column.partition("_")
+        known = self.experiment.task.metrics.get(metric)
+        less = metric == "loss" or (known is not None and known.mode == "min")
+        return value is not None and (value <= wanted if less else value >= wanted)
 
     def _follow(self, number: int, value: float) -> bool:
         """Takes the main metric's ``value`` in round ``number``, and returns whether it is better than all

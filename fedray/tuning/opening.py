@@ -11,10 +11,10 @@ from optuna.storages import BaseStorage
 
 from fedray.config import dump_yaml, flat, load
 from fedray.data.federated import FederatedData
-from fedray.engine.evaluation.accuracies import recorded_metrics
 from fedray.errors import UserError, near_miss
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
+from fedray.experiment.recorded import check_column
 from fedray.experiment.resolve import resolve
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import RoundCost, budget_of, choose_axis, cost_of_a_round
@@ -138,25 +138,14 @@ def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData
     axis = spec.tune.pruner.axis
     if axis in ("virtual_seconds", "joules") and not experiment.config.system.is_on:
         raise UserError(f"tune.pruner.axis={axis} needs a virtual clock (system.*)")
-    for name in ("virtual_seconds", "joules"):
-        if name in asked and not experiment.config.system.is_on:
-            raise UserError(
-                f"tune.objective: {name} is not recorded without a virtual clock (system.*); use bytes or flops"
-            )
-    of = {split: [f"{split}_{name}" for name in recorded_metrics(task, split)] for split in ("validation", "train")}
-    known = [*of["validation"], *of["train"], "train_loss", *COSTS]
     for name in asked:
-        if name not in known:
-            raise UserError(f"tune.objective: there is no column {name!r} in this task{near_miss(name, known)}")
-        if experiment.private and name in (*of["validation"], *of["train"]):
+        splits, others = ("validation", "train"), ("train_loss", *COSTS)
+        check_column("tune.objective", name, splits, others, experiment.config, task, data)
+        if experiment.private and name not in others:
             raise UserError(
                 f"tune.objective: {name} is that of the global model, whose private layers are the initial ones; use "
                 "train_loss, the loss of clients' own models"
             )
-        if name in of["train"] and not len(data.train_subset):
-            raise UserError(f"tune.objective: {name} needs run.eval_train_samples, the samples to evaluate it on")
-        if name in of["validation"] and not len(data.validation):
-            raise UserError(f"tune.objective: {name} needs data.validation_samples, a tenth of all unless set")
     return replace(spec, tune=spec.tune.model_copy(update={"objective": asked}))
 
 

@@ -76,6 +76,47 @@ def test_less_is_better(tmp_path):
     assert (losses.iloc[:-1] > 1.0).all()
 
 
+@pytest.mark.parametrize(
+    ("column", "quantile", "less"),
+    [
+        ("train_accuracy", 0.6, False),
+        ("test_loss", 0.2, True),
+        ("bytes_up", 0.5, False),
+        ("virtual_seconds", 0.3, False),
+    ],
+)
+def test_the_first_round_in_which_a_column_reaches_a_value(column, quantile, less, tmp_path):
+    keys = {"run__eval_train_samples": 40, "system__up_mbps": 1}
+    values = simulate(settings(tmp_path, "whole", **keys), data=small_source()).metrics.set_index("round")[column]
+    target = float(values.quantile(quantile))
+    # the other column never gets there
+    stop_at = {column: target, "flops": 1e30}
+    result = simulate(settings(tmp_path, "early", run__stop_at=stop_at, **keys), data=small_source())
+    end = first(values, lambda value: value <= target if less else value >= target)
+    assert 1 < end < 14, "the example shows something"
+    assert (result.summary["rounds"], result.summary["stopped_by"]) == (end, "run.stop_at")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"train_acuracy": 1},
+            "run.stop_at: there is no column 'train_acuracy' in this task .did you mean 'train_accuracy'",
+        ),
+        ({"train_accuracy": 1}, "run.stop_at: train_accuracy needs run.eval_train_samples"),
+        ({"validation_accuracy": 1}, "run.stop_at: validation_accuracy needs data.validation_samples"),
+        ({"virtual_seconds": 1}, "run.stop_at: virtual_seconds is not recorded without a virtual clock"),
+        ({"epsilon": 1}, "run.stop_at: epsilon is not recorded without privacy"),
+        ({"wall_seconds": 1}, "run.stop_at: there is no column 'wall_seconds'"),
+        ({"train_loss": "a"}, "run.stop_at must be a number, or {column: number, ...}, not 'a'"),
+    ],
+)
+def test_columns_that_are_refused(keys, message, tmp_path):
+    with pytest.raises(UserError, match=f"^{message}"):
+        simulate(settings(tmp_path, "refused", run__stop_at=keys), data=small_source())
+
+
 def test_the_best_model_is_kept(whole, tmp_path):
     _, values = whole
     best = int(values.idxmax())

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fedray.core.task import Task
 from fedray.data.federated import FederatedData
 from fedray.engine.evaluation.client_scores import ClientScores, Scoring
 from fedray.engine.observers import Observer
@@ -21,6 +20,7 @@ from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
+from fedray.experiment.recorded import recorded_metrics
 from fedray.tracking.columns import DIAGNOSTICS, METRICS
 
 EVAL_BLOCK = 1000
@@ -126,20 +126,6 @@ class Evaluation:
             name: self.task.value(name, *(math.fsum(block[name][place] for block in blocks) for place in (0, 1)))
             for name in blocks[0]
         }
-
-
-def recorded_metrics(task: Task, label: str) -> list[str]:
-    """Returns the names of the metrics for which metrics.csv has columns ``<label>_<metric>``. ``label`` is a split
-    ("test", "validation" or "train") or the name of a further model.
-
-    "test" has the loss and all metrics of ``task``. Other labels have only the main metric and the accuracy, as far as
-    the task has them.
-    """
-    if label == "test":
-        return ["loss", *task.metrics]
-    # train_loss is the loss of local training
-    known = task.metrics if label == "train" else ("loss", *task.metrics)
-    return [name for name in known if name in (task.main, "accuracy")]
 
 
 def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:

@@ -1,0 +1,53 @@
+"""Which columns of metrics.csv a run will have, for the keys of the configuration that name some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedray.config import Config
+from fedray.core.task import Task
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError, near_miss
+
+STOPPING = ("train_loss", "iterations", "bytes_down", "bytes_up", "flops", "virtual_seconds", "joules", "epsilon")
+"""The columns that ``run.stop_at`` may name beside those of evaluated models. How long a run took on this machine is
+none of them, because the result would depend on it."""
+
+
+def recorded_metrics(task: Task, label: str) -> list[str]:
+    """Returns the names of the metrics for which metrics.csv has columns ``<label>_<metric>``. ``label`` is a split
+    ("test", "validation" or "train") or the name of a further model.
+
+    "test" has the loss and all metrics of ``task``. Other labels have only the main metric and the accuracy, as far as
+    the task has them.
+    """
+    if label == "test":
+        return ["loss", *task.metrics]
+    # train_loss is the loss of local training
+    known = task.metrics if label == "train" else ("loss", *task.metrics)
+    return [name for name in known if name in (task.main, "accuracy")]
+
+
+def check_column(
+    key: str, name: str, splits: Iterable[str], others: Iterable[str], config: Config, task: Task, data: FederatedData
+) -> None:
+    """Raises :class:`UserError` if a run has no column ``name``, which the configuration's ``key`` names.
+
+    ``splits`` are those whose metrics may be named ("test", "validation", "train"), and ``others`` further columns.
+    """
+    of = {f"{split}_{metric}": split for split in splits for metric in recorded_metrics(task, split)}
+    known = [*of, *others]
+    if name not in known:
+        raise UserError(f"{key}: there is no column {name!r} in this task{near_miss(name, known)}")
+    if name in ("virtual_seconds", "joules") and not config.system.is_on:
+        raise UserError(f"{key}: {name} is not recorded without a virtual clock (system.*); use bytes or flops")
+    if name == "epsilon" and not config.privacy.is_on:
+        raise UserError(f"{key}: epsilon is not recorded without privacy")
+    needed = {
+        "test": (config.run.eval_test and len(data.y_test), "a test set (run.eval_test)"),
+        "train": (len(data.train_subset), "run.eval_train_samples, the samples to evaluate it on"),
+        "validation": (len(data.validation), "data.validation_samples"),
+    }
+    there, what = needed[of[name]] if name in of and name not in others else (True, "")
+    if not there:
+        raise UserError(f"{key}: {name} needs {what}")
