@@ -140,6 +140,12 @@ class Algorithm:
     sends_numbers: ClassVar[bool] = False
     """Whether clients send numbers besides models and vectors, such as the lengths of these. ``train.upload`` is
     refused then, because its steps would not change the numbers."""
+    sends_updates: bool = True
+    """Whether all models that clients send are ones that they have trained from a model of the server, and all vectors
+    are directions, of which none follows from another upload. Otherwise ``train.upload`` is refused: its steps would
+    clip or compress what is no update, or change the same update in two ways."""
+    own_weights: ClassVar[bool] = False
+    """Whether the rule itself says how much each client counts. ``train.weighting`` is refused then."""
     several_models: ClassVar[bool] = False
     """Whether the clients of a round begin with different models of the server, none of which has to be ``x``.
     ``train.upload`` and ``run.diagnostics`` are refused then, because they compare with ``x``."""

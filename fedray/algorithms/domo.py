@@ -34,6 +34,7 @@ class DOMO(Algorithm):
     """
 
     paper = "Xu and Huang, AAAI 2022"
+    sends_updates = False
     assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1)
     uses_server_lr = False

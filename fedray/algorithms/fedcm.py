@@ -28,6 +28,7 @@ class FedCM(FedAvg):
     """
 
     paper = "Xu et al. 2021, arXiv 2106.10874"
+    sends_updates = False
     any_optimizer = False
     assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1)

@@ -30,6 +30,7 @@ class FedDyn(FedAvg):
     """
 
     paper = "Acar et al., ICLR 2021"
+    sends_updates = False
     assumes_plain_sgd = True
     client_state = ("q",)
     work = Work(per_step=4)

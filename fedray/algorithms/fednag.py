@@ -26,6 +26,7 @@ class FedNAG(Algorithm):
     """
 
     paper = "Yang et al., TPDS 2022"
+    sends_updates = False
     assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1, vectors_up=1)
     uses_server_lr = False

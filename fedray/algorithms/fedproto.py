@@ -43,6 +43,7 @@ class FedProto(Algorithm):
     needs_classes = True
     any_optimizer = True
     uses_server_lr = False
+    own_weights = True
     sends_numbers = True
     private = ("*",)
     traffic = Traffic(models_down=0, models_up=0, numbers_down=a_row_for_each_class, numbers_up=a_row_for_each_class)

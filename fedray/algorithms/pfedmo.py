@@ -71,6 +71,10 @@ class PFedMo(Algorithm):
     def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {} if steps is None else {"rep_steps": steps}
 
+    def __init__(self, hyper: base.Hyper | None = None) -> None:
+        super().__init__(hyper)
+        self.sends_updates = self.hyper.form == "velocity"
+
     def init_server(self, server: ServerState) -> None:
         x = server["x"]
         m = x.parameters.clone() if self.hyper.form == "printed" else x.zeros()

@@ -32,6 +32,7 @@ class QFedAvg(FedAvg):
     paper = "Li et al., ICLR 2020"
     weighting = "uniform"
     any_optimizer = False
+    own_weights = True
     sends_numbers = True
     work = Work(once=4, full_losses=1)
 

@@ -31,6 +31,7 @@ class ScaffoldM(FedAvg):
 
     name = "scaffold_m"
     paper = "Cheng et al., ICLR 2024"
+    sends_updates = False
     any_optimizer = False
     assumes_plain_sgd = True
     client_state = ("c",)

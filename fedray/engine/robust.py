@@ -22,9 +22,10 @@ def robust_sums(
     robust: Robust | None,
     state: RunState,
     tell: Callable[[str], None],
-) -> Mapping[str, Vector]:
+) -> Mapping[str, Vector] | None:
     """Returns the ``sums`` of what clients have sent, in which what ``robust`` makes of their rows takes the place of
-    means. Byzantine clients have attacked before.
+    means. Byzantine clients have attacked before. The result is None if too few clients have answered for the rule: the
+    server then has nothing to do, as in a round without clients.
 
     Args:
         sums: The uploads by name, with a row for each client where they are ``gathered``.
@@ -35,7 +36,13 @@ def robust_sums(
     """
     if robust is None:
         return sums
-    found = dict(sums)
+    found, answered = dict(sums), len(state.server.cohort.ids)
+    if any(kind in MEANS for kind in gathered.values()) and answered < robust.rule.least():
+        tell(
+            f"round {state.server.round}: {answered} clients have answered, and train.aggregation needs "
+            f"{robust.rule.least()}: the server's model stays as it is, and all that it keeps"
+        )
+        return None
     for place, (name, kind) in enumerate(gathered.items()):
         value = sums[name]
         rows = value.row if isinstance(value, Model) else value
@@ -46,24 +53,16 @@ def robust_sums(
             cohort, number = state.server.cohort, state.server.round
             updates[:, sent] = robust.attack.upload(attacked, cohort.ids, number, place).view_as(updates[:, sent])
         if kind in MEANS:
-            total = base + _together(name, kind, updates, robust, state, tell)
+            total = base + _together(name, kind, updates, robust, state)
             found[name] = _as_before(value, total, rows[0], state)
         else:
             found[name] = _as_before(value, updates.double() + base, rows, state)
     return found
 
 
-def _together(
-    name: str, kind: str, updates: Tensor, robust: Robust, state: RunState, tell: Callable[[str], None]
-) -> Tensor:
+def _together(name: str, kind: str, updates: Tensor, robust: Robust, state: RunState) -> Tensor:
     """Returns what the rule makes of the ``updates [m, ...]``, float64."""
     server, flat = state.server, updates.flatten(1)
-    if len(flat) < robust.rule.least():
-        tell(
-            f"round {server.round}: {len(flat)} clients have answered, and train.aggregation needs "
-            f"{robust.rule.least()}: the model stays as it is"
-        )
-        return torch.zeros_like(updates[0], dtype=torch.float64)
     uniform = [1 / len(flat)] * len(flat)
     weights = torch.tensor(server.cohort.weights if kind == "weighted_mean" else uniform, device=flat.device)
     key = f"{KEPT} {name}"

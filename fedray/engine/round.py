@@ -181,8 +181,10 @@ def _train(
             sums.add(task, found)
             queue.pool.drop(result.add(task, found))
         totals = released(sums.totals(), state, experiment.privacy)
-        totals = robust_sums(totals, sums.gathered, experiment.robust, state, partial(_tell, queue))
-        totals = state.with_private(totals)
+        aggregates = robust_sums(totals, sums.gathered, experiment.robust, state, partial(_tell, queue))
+        if aggregates is None:
+            break
+        totals = state.with_private(aggregates)
         with server_rule(algorithm, "server_update", server.round, phase):
             algorithm.server_update(server, phase, totals, sums.scalars)
 

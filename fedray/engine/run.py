@@ -154,6 +154,8 @@ class Run:
                 break
             result = self._round(number)
             result.profile = self.profile.take()
+            # in a round without clients workers had nothing to do, so that the evaluation before it is not done yet
+            self._finish_queue()
             yield from self._reports()
             result.log = self._facts(result.number, result.cohort.ids, result.cohort.steps) | result.log
             self._observe(result, at_once=number == first)

@@ -75,13 +75,15 @@ class UploadSteps:
     def _rows_of(self, value: Vector, client: ClientPhase) -> tuple[Tensor, Tensor | None]:
         """Returns the rows ``[C, parameters]`` that the steps get for the upload ``value``, and what was
         subtracted from them. For a model the rows are the update y_i - x, where x is the model that the server
-        sent and whose parameters were subtracted. The second value is None for a vector, and if the algorithm
-        broadcasts no model x."""
+        sent, by the name x or as its only one, and whose parameters were subtracted. The second value is None for a
+        vector, and if the algorithm broadcasts no such model."""
         count = self.clients.network.layout.parameters
         if not isinstance(value, Model):
             return value[:, :count].clone(), None
-        sent = client.shared.get("x")
-        if not isinstance(sent, Model):
+        models = {name: each for name, each in client.shared.items() if isinstance(each, Model)}
+        only = next(iter(models.values())) if len(models) == 1 else None
+        sent = models.get("x", only)
+        if sent is None:
             return value.parameters[:, :count].clone(), None
         base = sent.parameters[..., :count]
         return value.parameters[:, :count] - base, base

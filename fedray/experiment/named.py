@@ -37,13 +37,18 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
 
     Some steps store values of each client from round to round. They need an algorithm that has only one phase, that is,
     whose clients send their uploads once in a round. Raises :class:`UserError` if the algorithm has several phases, if
-    its clients send numbers about their uploads, or if a step can't be made.
+    its clients send numbers about their uploads or something else than updates, or if a step can't be made.
     """
     steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
     if steps and algorithm.sends_numbers:
         raise UserError(
             f"train.upload: clients of {config.algorithm.name} send numbers besides models and vectors, such as "
             "lengths, which the steps would not change"
+        )
+    if steps and not algorithm.sends_updates:
+        raise UserError(
+            f"train.upload: clients of {config.algorithm.name} send something else than an update, or an update twice, "
+            "to which the steps would not do the same"
         )
     if steps and algorithm.several_models:
         raise UserError(f"train.upload: clients of {config.algorithm.name} do not all begin with the same model")

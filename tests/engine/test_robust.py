@@ -260,14 +260,17 @@ def test_results_whose_values_come_with_another_result(gathered):
     assert sums.gathered == ({"n": "sum"} if gathered else {})
 
 
-def test_what_is_left_of_a_cohort_may_be_too_few(tmp_path):
-    """With drop-out a round of fewer clients than the rule needs leaves the model as it is, and says so."""
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedadam"])
+def test_what_is_left_of_a_cohort_may_be_too_few(algorithm, tmp_path):
+    """With drop-out a round of fewer clients than the rule needs leaves the model as it is, and says so. A server's
+    momentum does not move it either."""
     keys = {"train__aggregation": {"kind": "krum", "f": 1}, "system__dropout": 0.5, "run__rounds": 8}
+    keys["algorithm"] = algorithm
     made = run(tmp_path, train__cohort_size=5, **keys)
     few = made.metrics[made.metrics.cohort_size < 5]["round"].tolist()
     log = (made.folder / "log.txt").read_text()
     assert few
-    assert all(f"round {number}: " in log and "the model stays as it is" in log for number in few)
+    assert all(f"round {number}: " in log and "the server's model stays as it is" in log for number in few)
     losses = [None, *made.metrics.test_loss]
     assert [losses[r] == losses[r - 1] for r in range(2, 9)] == [r in few for r in range(2, 9)]
 

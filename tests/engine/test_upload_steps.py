@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedray import UploadRows, UploadStep, UserError, evaluate, simulate
+from fedray.algorithms import known_algorithms
 from fedray.testing import UploadContract
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.result import RunResult
@@ -64,6 +65,11 @@ def with_neighbours(rows: Tensor, upload: UploadRows) -> Tensor:
 
 number = 3
 
+MADE = {name: each() for name, each in known_algorithms().items()}
+TAKE_STEPS = sorted(
+    name for name, each in MADE.items() if each.sends_updates and not (each.sends_numbers or each.several_models)
+)
+
 
 class TestRemembering(UploadContract):
     step = {"name": f"{HERE}:Remembering", "share": 0.25}
@@ -104,6 +110,21 @@ def test_the_rows_of_a_model_are_its_update(tmp_path):
     still = run(tmp_path / "still", "zeros", algorithm="fedavg", run__rounds=1)
     later = run(tmp_path / "later", "zeros", algorithm="fedavg", run__rounds=3)
     assert still.summary["model_sha256"] == later.summary["model_sha256"]
+
+
+@pytest.mark.parametrize("name", TAKE_STEPS)
+def test_if_nothing_is_sent_the_servers_model_stays(name, tmp_path):
+    """Steps get updates and directions alone, so that zeros in their place move nothing, whatever the rule is."""
+    keys = {"data.public_samples": 20, "algorithm.pi": 0} if name == "pfedmo" else {}
+    losses = run(tmp_path, "zeros", algorithm=name, run__rounds=3, **keys).metrics.test_loss
+    assert losses.nunique() == 1
+
+
+@pytest.mark.parametrize("name", ["domo", "fastslowmo", "fedcm", "feddyn", "fednag", "pfedmo", "scaffold_m"])
+def test_what_is_no_update_or_is_sent_twice_is_refused(name, tmp_path):
+    keys = {"data.public_samples": 20, "algorithm.form": "printed"} if name == "pfedmo" else {}
+    with pytest.raises(UserError, match="send something else than an update, or an update twice"):
+        run(tmp_path, "zeros", algorithm=name, **keys)
 
 
 def test_on_actors_and_with_kept_rows_the_bits_are_the_same(tmp_path, ray_cluster):

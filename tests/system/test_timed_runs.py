@@ -95,6 +95,16 @@ def test_a_round_without_anybody_changes_nothing(tmp_path):
     assert timed.metrics.flops[3] == 0
 
 
+def test_a_round_without_anybody_after_one_with_clients_on_ray(tmp_path, ray_cluster):
+    """Its evaluation is put off there until workers have something to do, and is not lost if they have nothing."""
+    keys = {"system__dropout": 0.6, "system__availability": None, "train__cohort_size": 2, "system__over_select": 1.0}
+    keys["system__deadline_seconds"] = None
+    local = run(tmp_path / "local", **keys)
+    assert {0, 1} <= set(local.metrics.cohort_size)
+    other = run(tmp_path / "ray", engine__kind="ray", engine__actors=1, engine__cpus_per_actor=0.5, **keys)
+    pd.testing.assert_frame_equal(table(other), table(local))
+
+
 @pytest.mark.slow
 def test_the_same_on_ray_and_when_it_is_resumed(tmp_path, ray_cluster):
     whole = run(tmp_path / "whole")
