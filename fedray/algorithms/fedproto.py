@@ -60,7 +60,11 @@ class FedProto(Algorithm):
 
     @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        own = [client.shared["prototypes"][batch.y]] if "prototypes" in client.shared else []
+        own = []
+        if "prototypes" in client.shared:
+            # not by [batch.y], which a GPU's recorded steps do not know
+            of_samples = client.shared["prototypes"].index_select(0, batch.y.flatten())
+            own = [of_samples.view(*batch.y.shape, -1)]
         gradient = client.objective.gradient(carry["y"], batch, self.loss if own else None, own)
         return client.optimizer.descend(carry, "y", gradient)
 

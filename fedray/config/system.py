@@ -18,7 +18,8 @@ OF_DEVICES = ("flops_per_second", "down_mbps", "up_mbps", "latency_ms", "watts")
 """The keys that say what a client's device and its network are, which are also the columns of ``system.devices``."""
 
 
-OF_BUFFERED, OF_SYNC = ("buffer", "concurrency", "staleness"), ("deadline_seconds", "over_select", "on_late")
+OF_BUFFERED = ("buffer", "concurrency", "staleness")
+OF_SYNC = ("deadline_seconds", "over_select", "on_late", "server_flops_per_second")
 """The keys that only asynchronous and only synchronous rounds have."""
 
 

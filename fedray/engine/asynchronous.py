@@ -145,7 +145,7 @@ class Asynchronous:
         before = self.schedule.update(number - 1).time if number > 1 else 0.0
         used = np.array([outcome == USED for outcome in outcomes], bool)
         return Asked(
-            ids, outcomes, np.where(used, took, math.nan), update.time - before,
+            ids, outcomes, np.where(used, took, math.nan), used, update.time - before,
             joules=math.fsum(self.devices.watts[ids[used]] * took[used]),
             bytes_down=self.down * int((~used).sum()),
         )  # fmt: skip

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedray.algorithms import Algorithm
 from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
 from fedray.core.vectors import Model
@@ -56,6 +57,15 @@ def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     if wanted == "virtual":
         return VirtualModel(state, experiment).distance
     return dict
+
+
+def without_clients(state: RunState, algorithm: Algorithm) -> None:
+    """Notes for later rounds that the one that begins has no clients, so that it moves the server's model neither as it
+    is nor with all of them."""
+    if isinstance(algorithm, Measured) and HISTORY in state.server.vectors:
+        window = algorithm.momentum_window
+        assert window is not None
+        remember(state, torch.zeros_like(state.server[HISTORY][0]), window)
 
 
 class FullParticipation:

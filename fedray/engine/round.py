@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
 from fedray.engine.cutting import Sent, TaskCutter, task_of
-from fedray.engine.diagnostics import comparison_of
+from fedray.engine.diagnostics import comparison_of, without_clients
 from fedray.engine.privacy import privacy_columns, released, with_clip
 from fedray.engine.robust import robust_sums
 from fedray.engine.selection import Selection
@@ -37,6 +37,7 @@ from fedray.engine.tasks import PhaseResult, PhaseTask, working_seconds
 from fedray.engine.virtual_time import VirtualTime
 from fedray.experiment.experiment import Experiment
 from fedray.system.clock import Asked
+from fedray.warning import WARNING
 
 
 @dataclass
@@ -123,6 +124,10 @@ def run_round(
     selection.measure(number)
     result = RoundResult(number, server.cohort, asked=asked, chosen_by=chosen_by)
     privacy = privacy_columns(experiment, state, number)
+    if not server.cohort.ids:
+        without_clients(state, experiment.algorithm)
+        if asked is not None:
+            _tell(queue, f"{WARNING}in a round no client has answered in time: such a round changes nothing")
     compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
     if experiment.privacy is not None and not server.cohort.ids:
         sums = state.with_private(released({}, state, experiment.privacy))

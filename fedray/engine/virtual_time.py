@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedray.engine.cohorts import cohort_of
 from fedray.engine.state.run import RunState
 from fedray.experiment.experiment import Experiment
-from fedray.system.clock import LATE, USED, Asked, Clock
+from fedray.system.clock import USED, Asked, Clock
 
 
 class VirtualTime:
@@ -35,7 +35,10 @@ class VirtualTime:
             server.cohort = cohort_of(drawn, self.state, self.experiment, number)
             flops = algorithm.server_flops_beside(server, self.experiment.facts.flops)
             beside[phase] = self.clock.seconds_of_server(flops)
-        asked = self.clock.ask(number, drawn, self.state.costs.get("virtual_seconds", 0.0), beside)
+        now = self.state.costs.get("virtual_seconds", 0.0)
+        # a cohort that was given by hand is not more than the server waits for
+        needed = None if self.state.order.cohort is None else len(drawn)
+        asked = self.clock.ask(number, drawn, now, beside, needed)
         server.cohort = cohort_of(asked.used, self.state, self.experiment, number)
         if server.cohort.ids:
             forward = self.experiment.facts.flops
@@ -67,7 +70,7 @@ def rows_of(
     """
     ids = asked.ids.tolist()
     places = [place for place, outcome in enumerate(asked.outcomes) if outcome == USED]
-    found = dict(facts(ids, [int(outcome in (USED, LATE)) for outcome in asked.outcomes]))
+    found = dict(facts(ids, asked.trained.astype(int).tolist()))
     for name, values in log.items():
         if name not in found:
             column = [math.nan] * len(ids)

@@ -12,6 +12,7 @@ from fedray.data.sources.source import source_of
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
+from fedray.experiment.named import named_uploads
 from fedray.experiment.resolve import resolve
 from fedray.experiment.system import allows_asynchronous, usual_round
 from fedray.models.heads import DEFAULT, serves
@@ -57,6 +58,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
                 algorithm, experiment, others = chosen.algorithm, chosen, data
             else:
                 algorithm, (experiment, others) = cls(), resolved_with(name, cls)
+                named_uploads(config.model_copy(update={"algorithm": type(config.algorithm)(name=name)}), algorithm)
         except UserError as error:
             left_out[name] = str(error)
             continue
@@ -117,6 +119,7 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
                     "momentum_reset": "round",
                     "aggregation": type(config.train.aggregation)(),
                     "sampling": "uniform",
+                    "weighting": "auto",
                 }
             ),
         }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from fedray.config import Config
 from fedray.core.task import Task
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
+from fedray.system.devices import devices_of
 
 STOPPING = ("train_loss", "iterations", "bytes_down", "bytes_up", "flops", "virtual_seconds", "joules", "epsilon")
 """The columns that ``run.stop_at`` may name beside those of evaluated models. How long a run took on this machine is
@@ -41,6 +44,10 @@ def check_column(
         raise UserError(f"{key}: there is no column {name!r} in this task{near_miss(name, known)}")
     if name in ("virtual_seconds", "joules") and not config.system.is_on:
         raise UserError(f"{key}: {name} is not recorded without a virtual clock (system.*); use bytes or flops")
+    if name == "joules":
+        watts = devices_of(config.system, data.clients, config.run.seed, data.client_names).watts
+        if not np.isfinite(watts[data.sizes() > 0]).all():
+            raise UserError(f"{key}: joules are not known, because system.watts is not, or a device's profile lacks it")
     if name == "epsilon" and not config.privacy.is_on:
         raise UserError(f"{key}: epsilon is not recorded without privacy")
     needed = {

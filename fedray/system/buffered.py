@@ -26,6 +26,10 @@ TRIES = 100
 """How often a client is drawn at random before those that could be are listed."""
 
 
+WAKE = -1
+"""Stands for the moment at which a client can be reached, among the numbers of starts."""
+
+
 @dataclass
 class Start:
     """A client that begins to train.
@@ -97,7 +101,7 @@ class Schedule:
         self._journeys = Journeys(capacity)
         self._busy: set[int] = set()
         self._trained: dict[int, int] = {}
-        self._time = 0.0
+        self._time, self._wakes = 0.0, math.inf
         self._fill()
 
     def begin_with(self, number: int) -> list[Start]:
@@ -119,6 +123,10 @@ class Schedule:
             self._wait()
             return
         self._time, number = arrival[0], arrival[1]
+        if number == WAKE:
+            self._wakes = math.inf
+            self._fill_if_all_are_there()
+            return
         start = self.starts[number]
         start.ended = self._time
         self._busy.remove(start.client)
@@ -131,6 +139,9 @@ class Schedule:
         else:
             start.update = 0
             update.dropped.append(start)
+        self._fill_if_all_are_there()
+
+    def _fill_if_all_are_there(self) -> None:
         # who answers at the same moment is there before others begin
         if not self._journeys.has_more_now:
             self._fill()
@@ -141,8 +152,18 @@ class Schedule:
 
     def _answers(self, start: Start) -> bool:
         (until,) = self.availability.until(np.array([start.client]), start.began)
-        silent = self.dropout and stream(self.seed, Purpose.ANSWER, start.number).random() < self.dropout
-        return not silent and start.ended <= until
+        return not self._is_silent(start) and bool(start.ended <= until)
+
+    def _is_silent(self, start: Start) -> bool:
+        return bool(self.dropout) and stream(self.seed, Purpose.ANSWER, start.number).random() < self.dropout
+
+    def _legs(self, start: Start) -> list[Leg]:
+        """Returns what a client does that begins. One that never answers takes nothing of what all share for its
+        answer, but is waited for as long as if it did."""
+        *others, last = self.legs(start.client)
+        if self._is_silent(start):
+            last = Leg(last.seconds + last.bits / min(last.most, self._journeys.capacity), 0.0, last.most)
+        return [*others, last]
 
     def _fill(self) -> None:
         """Lets clients begin until as many train as should, or no further one can be reached."""
@@ -152,7 +173,18 @@ class Schedule:
             self._of.setdefault(start.version, []).append(start)
             self._busy.add(client)
             self._trained[client] = start.version
-            self._journeys.launch(start.number, self._time, self.legs(client))
+            self._journeys.launch(start.number, self._time, self._legs(start))
+        if self._busy and len(self._busy) < self.concurrency:
+            self._wake_for_others()
+
+    def _wake_for_others(self) -> None:
+        """Sees to it that clients begin when they can be reached, and not only when another has answered."""
+        version = len(self.updates)
+        able = [each for each in self.present.tolist() if each not in self._busy and self._trained.get(each) != version]
+        begins = min((self.availability.next_start(each, self._time) for each in able), default=math.inf)
+        if self._time < begins < self._wakes:
+            self._wakes = begins
+            self._journeys.launch(WAKE, self._time, [Leg(begins - self._time, 0.0, 1.0)])
 
     def _draw(self) -> int | None:
         """Draws a client that does not train and can be reached, or returns None if there is none."""

@@ -45,6 +45,7 @@ class Asked:
         ids: The clients' numbers, sorted.
         outcomes: For each client "used", "late", "dropped" or "unavailable".
         seconds: The virtual seconds that each client took, ``[len(ids)]``; NaN if it did not answer.
+        trained: Whether each client has made its local steps and sent what came of them, ``[len(ids)]``.
         duration: The virtual seconds from the first broadcast to the end of the last phase.
         joules: What the devices took, NaN if the power of one is not known.
         bytes_down, bytes_up, flops: What clients that were not used have received, sent and computed in vain.
@@ -53,6 +54,7 @@ class Asked:
     ids: NDArray[np.int64]
     outcomes: list[str]
     seconds: NDArray[np.float64]
+    trained: NDArray[np.bool_]
     duration: float = 0.0
     joules: float = 0.0
     bytes_down: int = 0
@@ -91,25 +93,41 @@ class Clock:
     def __post_init__(self) -> None:
         self._alone = [self._seconds_alone(phase) for phase in self.phases]
 
-    def ask(self, number: int, ids: NDArray[np.int64], now: float, beside: Mapping[str, float] | None = None) -> Asked:
+    def ask(
+        self,
+        number: int,
+        ids: NDArray[np.int64],
+        now: float,
+        beside: Mapping[str, float] | None = None,
+        needed: int | None = None,
+    ) -> Asked:
         """Returns what becomes of the clients ``ids`` (sorted), which were drawn for round ``number`` (from 1) that
         begins at the virtual second ``now``.
 
         ``beside`` says, by the name of a phase, how many seconds after the beginning of the round the server is ready
-        for it, because it computes something beside the clients first.
+        for it, because it computes something beside the clients first. ``needed`` is how many answers it waits for, if
+        not for those of a cohort.
         """
-        asked = Asked(ids, [USED] * len(ids), np.zeros(len(ids)))
+        asked = Asked(ids, [USED] * len(ids), np.zeros(len(ids)), np.zeros(len(ids), bool))
+        begun, done, spent = np.zeros(len(ids), int), np.zeros(len(ids), int), np.zeros(len(ids))
         until = self.availability.until(ids, now)
         self._mark(asked, until <= now, UNAVAILABLE)
         silent = self._silent(number, len(ids))
         time = 0.0
         for place, phase in enumerate(self.phases):
-            time = max(time, (beside or {}).get(phase.name, 0.0))
             there = np.flatnonzero([outcome == USED for outcome in asked.outcomes])
-            took = self._took(place, ids[there])
-            took[silent[there] | (now + time + took > until[there])] = math.inf
-            needed = min(self.cohort, len(there)) if place == 0 else len(there)
-            used, length = self._answers(took, needed)
+            if not len(there):
+                break
+            time = max(time, (beside or {}).get(phase.name, 0.0))
+            gone = silent[there] | (now + time + self._alone[place][ids[there]] > until[there])
+            took = self._took(place, ids[there], gone)
+            took[gone | (now + time + took > until[there])] = math.inf
+            waited_for = min(needed or self.cohort, len(there)) if place == 0 else len(there)
+            used, length = self._answers(took, waited_for)
+            begun[there] = place + 1
+            answered = there[np.isfinite(took)]
+            done[answered] = place + 1
+            spent[answered] += took[np.isfinite(took)]
             in_time = np.zeros(len(there), bool)
             in_time[used] = True
             asked.seconds[there] += took
@@ -117,7 +135,8 @@ class Clock:
             self._mark(asked, there[~in_time & np.isfinite(took)], LATE)
             time += length
         asked.duration = time if len(asked.used) else max(time, self._idle(asked, now))
-        self._count(asked)
+        asked.trained = done > next((place for place, phase in enumerate(self.phases) if phase.name == "train"), 0)
+        self._count(asked, begun, done, spent)
         asked.seconds[~np.isfinite(asked.seconds)] = math.nan
         return asked
 
@@ -154,20 +173,22 @@ class Clock:
         up = 8 * phase.up / np.minimum(1e6 * devices.up_mbps, shared)
         return np.asarray(latency + down + phase.flops / devices.flops_per_second + latency + up)
 
-    def _took(self, place: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns how many seconds each of the clients ``ids`` takes for a phase that they begin together."""
+    def _took(self, place: int, ids: NDArray[np.int64], gone: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Returns how many seconds each of the clients ``ids`` takes for a phase that they begin together. Those that
+        will be ``gone`` receive, and send nothing."""
         phase, shared = self.phases[place], self.system.server_mbps
         if shared is None or not (phase.down or phase.up):
             return self._alone[place][ids]
         if np.maximum(self.devices.down_mbps[ids], self.devices.up_mbps[ids]).sum() <= shared:
             # together they can't fill it
             return self._alone[place][ids]
-        alike: dict[tuple[float, ...], list[int]] = {}
+        alike: dict[tuple[bool, tuple[float, ...]], list[int]] = {}
         for position, facts in enumerate(facts_of(self.devices, phase, ids)):
-            alike.setdefault(facts, []).append(position)
+            alike.setdefault((bool(gone[position]), facts), []).append(position)
         journeys = Journeys(1e6 * shared)
-        for facts, positions in alike.items():
-            journeys.launch(positions, 0.0, _legs(phase, *facts), len(positions))
+        for (is_gone, facts), positions in alike.items():
+            both = _legs(phase, *facts)
+            journeys.launch(positions, 0.0, both[:1] if is_gone else both, len(positions))
         took = np.empty(len(ids))
         while (arrival := journeys.next()) is not None:
             took[arrival[1]] = arrival[0]
@@ -206,16 +227,21 @@ class Clock:
         first = min(starts, default=math.inf)
         return first - now if math.isfinite(first) else 0.0
 
-    def _count(self, asked: Asked) -> None:
-        """Adds up the energy of the clients, and what those that were not used have done in vain."""
-        outcomes = np.array(asked.outcomes)
-        late, busy = asked.ids[outcomes == LATE], np.isfinite(asked.seconds) & (outcomes != UNAVAILABLE)
-        asked.joules = math.fsum(self.devices.watts[asked.ids[busy]] * asked.seconds[busy])
+    def _count(
+        self, asked: Asked, begun: NDArray[np.int64], done: NDArray[np.int64], spent: NDArray[np.float64]
+    ) -> None:
+        """Adds up the energy of the clients, and what those that were not used have done in vain. Of each client,
+        ``begun`` says for how many phases it has received what it needs, ``done`` for how many it has answered, in time
+        or not, and ``spent`` how many seconds these took."""
+        outcomes, busy = np.array(asked.outcomes), done > 0
+        asked.joules = math.fsum(self.devices.watts[asked.ids[busy]] * spent[busy])
         asked.seconds[outcomes == UNAVAILABLE] = math.nan
-        dropped = int((outcomes == DROPPED).sum())
-        asked.bytes_down = self.phases[0].down * dropped + sum(phase.down for phase in self.phases) * len(late)
-        asked.bytes_up = sum(phase.up for phase in self.phases) * len(late)
-        asked.flops = math.fsum(float(phase.flops[late].sum()) for phase in self.phases)
+        in_vain = outcomes != USED
+        for place, phase in enumerate(self.phases):
+            sent = in_vain & (done > place)
+            asked.bytes_down += phase.down * int((in_vain & (begun > place)).sum())
+            asked.bytes_up += phase.up * int(sent.sum())
+            asked.flops += math.fsum(phase.flops[asked.ids[sent]])
 
 
 def facts_of(devices: Devices, phase: PhaseCost, ids: NDArray[np.int64]) -> Iterator[tuple[float, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +24,9 @@ Numbers = NDArray[np.float64]
 
 WITHOUT = {"flops_per_second": np.inf, "down_mbps": np.inf, "up_mbps": np.inf, "latency_ms": 0.0, "watts": np.nan}
 """What a client has of which nothing is said: what it does takes no time, and its power is unknown."""
+
+ZERO_TOO = ("latency_ms", "watts")
+"""What may be 0 of a device or network."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,10 @@ def profile_of(kind: str, name: str) -> Mapping[str, Any]:
     for key, value in found.items():
         if key not in known_keys:
             raise UserError(f"system.{kind}={name}: unknown key {key}{near_miss(str(key), known_keys)}")
-        if key != "source" and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-            raise UserError(f"system.{kind}={name}: {key} must be a number above 0, not {in_message(value)}")
+        least = "at least 0" if key in ZERO_TOO else "above 0"
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if key != "source" and not (is_number and (value > 0 or (value == 0 and key in ZERO_TOO))):
+            raise UserError(f"system.{kind}={name}: {key} must be a number {least}, not {in_message(value)}")
     return found
 
 
@@ -152,7 +158,7 @@ def _from_table(system: SystemConfig, clients: int, names: Sequence[str] | None)
     order = np.argsort(table["client"])
     columns = {name: values[order] for name, values in table.items() if name != "client"}
     for name, values in columns.items():
-        zero_too = name in ("latency_ms", "watts")
+        zero_too = name in ZERO_TOO
         wrong_at = np.flatnonzero(~(values >= 0 if zero_too else values > 0))
         if len(wrong_at):
             bound = "at least 0" if zero_too else "above 0"

@@ -111,6 +111,8 @@ class RunFolder:
         rounds, wanted = old["run"]["rounds"], self.config.run.rounds or 0
         differ = keys_that_differ(old, self.config.model_dump(mode="json"), self.defaults)
         differ += ["run.rounds"] if wanted < rounds and status in ("completed", "diverged") else []
+        # what clients had begun of rounds that this run did not have was never trained
+        differ += ["run.rounds"] if wanted > rounds and self.config.system.mode == "buffered" else []
         known = _read_object(self.path / INPUTS)
         by_hand = (known or {}).pop(BY_HAND, None)
         gives_way = resume is not True and not has_rounds(self.path)

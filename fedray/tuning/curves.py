@@ -11,7 +11,10 @@ import pandas as pd
 from fedray.tracking.tables import read_metrics
 from fedray.tuning.axis import amount
 
-LABELS = {"rounds": "rounds", "bytes": "bytes, down and up", "flops": "FLOPs"}
+LABELS = {
+    "rounds": "rounds", "bytes": "bytes, down and up", "flops": "FLOPs", "virtual_seconds": "virtual seconds",
+    "joules": "joules",
+}  # fmt: skip
 """The label of the horizontal axis in the picture, for each axis."""
 
 DRAWN = ("complete", "pruned")
@@ -31,7 +34,7 @@ def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
 def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, objective: str, name: str) -> Any:
     """Draws the learning curves of the trials of a sweep (a search over hyper-parameters), and returns the Matplotlib
     figure. It has a line for each run of each trial, which shows the ``objective``, such as ``validation_accuracy``,
-    over ``axis``, the rounds, bytes or flops since the run began.
+    over ``axis``, such as the rounds or bytes since the run began.
 
     ``trials`` is the table of the sweep's trials, the best first, with columns ``trial`` and ``state``; ``folders`` has
     the folder of each trial in the same order; and ``name`` is the sweep's name for the title. The colour of a line
@@ -44,7 +47,7 @@ def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, ob
 
     states = trials["state"].tolist()
     drawn = [place for place, state in enumerate(states) if state in DRAWN]
-    if not drawn or objective.partition("_")[0] == axis:
+    if not drawn or axis in (objective, objective.partition("_")[0]):
         return None
     # Optuna changes the style of all figures that are drawn after its pictures
     with plt.style.context("default"):

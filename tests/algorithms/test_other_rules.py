@@ -64,3 +64,9 @@ def test_a_client_of_many_steps_does_not_count_more(tmp_path):
         made = simulate(keys | {"algorithm.name": name}, data=data, test=(x, y))
         moved[name] = float(sum(abs(each).sum() for each in made.model().parameters()))
     assert 0 < moved["fednova"] < 0.02 * moved["fedavg"]
+
+
+@pytest.mark.parametrize(("name", "weighting"), [("qfedavg", "samples"), ("fedproto", "uniform")])
+def test_weights_that_the_rule_would_not_use_are_refused(name, weighting, tmp_path):
+    with pytest.raises(UserError, match=f"^train.weighting={weighting}: the rule of {name} says how much a client"):
+        run(tmp_path, algorithm=name, train__weighting=weighting)

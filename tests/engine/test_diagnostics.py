@@ -147,6 +147,17 @@ def test_the_momentum_of_one_round_is_as_wrong_as_the_cohort_was(tmp_path):
     assert found == pytest.approx(before, rel=1e-4)
 
 
+def test_rounds_without_clients_belong_to_the_window(tmp_path):
+    """All clients take part, but for two rounds in which none can be reached. In neither does the model move."""
+    path = tmp_path / "when.csv"
+    path.write_text("client,from,to\n" + "".join(f"{client},0,10\n{client},50,1e9\n" for client in range(7)))
+    clock = {"system__availability": str(path), "system__latency_ms": 4000, "system__deadline_seconds": 30}
+    keys = {"train__cohort_size": None, "algorithm__tau": 2, "algorithm__name": "ghbm", "run__rounds": 6}
+    run = simulate(tmp_path, "gaps", **keys, **clock, **ALL)
+    assert run.metrics["cohort_size"].tolist() == [7, 0, 0, 7, 7, 7]
+    assert run.metrics["momentum_error"].to_numpy()[4:] == pytest.approx(0, abs=1e-5)
+
+
 def test_the_mean_of_a_window_is_remembered_over_a_stop(tmp_path):
     settings = SETTINGS | {"algorithm.name": "ghbm", "algorithm.tau": 2, "run.diagnostics": "all_clients"}
     whole = fedray.simulate(settings | {"run.output": str(tmp_path), "run.name": "whole"})

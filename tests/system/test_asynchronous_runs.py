@@ -10,7 +10,7 @@ import pytest
 from command_runs import refused
 from safetensors.numpy import load_file
 
-from fedray import simulate
+from fedray import UserError, simulate
 from fedray.config import load
 from fedray.engine.asynchronous import asynchronous_of
 from fedray.experiment.custom import CustomObjects
@@ -109,6 +109,13 @@ def test_the_same_in_other_processes_and_when_it_is_resumed(name, tmp_path):
     assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
     pd.testing.assert_frame_equal(table(resumed), table(whole))
     pd.testing.assert_frame_equal(resumed.clients, whole.clients)
+
+
+def test_a_run_that_was_to_be_shorter_can_not_go_on(tmp_path):
+    """The answers of its last clients, which a longer run needs, were never made."""
+    run(tmp_path, run__rounds=3)
+    with pytest.raises(UserError, match=r"holds another run \(run.rounds differs\)"):
+        run(tmp_path, run__rounds=6)
 
 
 def test_on_ray(tmp_path, ray_cluster):

@@ -77,6 +77,15 @@ def test_trials_are_compared_at_equal_virtual_seconds(capsys):
     words = ["engine.kind=local", "tune.pruner={kind: median, axis: virtual_seconds}", "tune.name=pruned"]
     assert "needs a virtual clock" in refused(capsys, "mine.yaml", *words, command="tune", base=[])
     assert main(["tune", "mine.yaml", *words, *TIMED]) == 0
+    assert main(["tune", "mine.yaml", *words, *TIMED, "--report"]) == 0
+    assert Path("sweeps/pruned/report/curves.png").exists()
+
+
+def test_energy_that_is_not_known_is_no_objective(capsys):
+    Path("mine.yaml").write_text(SPACE)
+    words = ["engine.kind=local", "tune.objective={validation_accuracy: max, joules: min}", "system.down_mbps=1"]
+    line = refused(capsys, "mine.yaml", *words, command="tune", base=[])
+    assert "tune.objective: joules are not known, because system.watts is not" in line
 
 
 def test_a_usual_round_is_what_rounds_take():

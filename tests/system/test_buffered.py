@@ -43,6 +43,37 @@ def test_by_hand(monkeypatch):
     ]  # fmt: skip
 
 
+def test_with_all_that_can_happen_to_a_client(monkeypatch):
+    """Four clients share a connection of a million bits per second, and each receives and sends a million. Client 2
+    never answers, and client 3 can be reached from 10 s on."""
+    monkeypatch.setattr(Schedule, "_is_silent", lambda self, start: start.client == 2)
+    computing = (1.0, 3.0, 2.0, 1.0)
+    made = Schedule(
+        lambda client: [Leg(0.0, 1e6, 1e9), Leg(computing[client], 1e6, 1e9)], 1e6,
+        Listed([[0], [0], [0], [10]], [[500]] * 4), np.arange(4), buffer=2, concurrency=4, dropout=0.0, seed=0,
+    )  # fmt: skip
+    first, second = made.update(1), made.update(2)
+    # three receive until 3 s; client 0 sends from 4 to 5 s, client 2 does not from 5 to 6 s, client 1 from 6 to 7 s
+    assert first.time == 7
+    assert [(each.client, each.began, each.ended) for each in first.answers] == [(0, 0, 5), (1, 0, 7)]
+    assert [(each.client, each.ended) for each in first.dropped] == [(2, 6)]
+    # three receive until 10 s; then client 3 receives alone until 11 s, client 0 sends from 11 to 12 s, and client 3
+    # from 12 to 13 s
+    assert second.time == 13
+    assert [(each.client, each.began, each.ended) for each in second.answers] == [(0, 7, 12), (3, 10, 13)]
+
+
+def test_clients_begin_when_they_can_be_reached():
+    """One takes a thousand seconds; the others need not wait for it."""
+    seconds = (1000.0, 5.0, 5.0, 5.0, 5.0)
+    made = Schedule(
+        lambda client: [Leg(seconds[client], 0.0, 1.0)], math.inf, Listed([[0], *[[10]] * 4], [[1e6]] * 5),
+        np.arange(5), buffer=2, concurrency=3, dropout=0.0, seed=0,
+    )  # fmt: skip
+    assert made.update(1).time == 15
+    assert {start.began for start in made.starts} == {0, 10, 15}
+
+
 def test_asked_in_another_order_it_is_the_same():
     one, other = schedule(seed=3), schedule(seed=3)
     late = other.update(30)

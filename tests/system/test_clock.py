@@ -33,6 +33,46 @@ def ask(made, ids=range(5), **given):
     return made.ask(1, np.array(ids, np.int64), **{"now": 0.0, **given})
 
 
+def test_two_phases_on_a_shared_connection_with_all_that_can_happen_to_a_client():
+    """Two answers of five clients are waited for. Clients 0 and 1 are used, client 2 is late, client 3 is gone after
+    two seconds, and client 4 is not there."""
+    times = Listed([[0], [0], [0], [0], [100]], [[500], [500], [500], [2], [200]])
+    phases = [PhaseCost(name, 125_000, 62_500, np.full(5, 1e6)) for name in ("gradients", "train")]
+    keys = {"cohort": 2, "phases": phases, "speeds": (1e6, 5e5, 1e6 / 6, 1e6, 1e6), "latency": 0.0}
+    found = ask(clock(availability=times, server_mbps=1, over_select=2.5, **keys))
+    assert found.outcomes == ["used", "used", "late", "dropped", "unavailable"]
+    # four receive a million bits each, until 4 s; client 0 computes 1 s and sends half a million bits until 5.5, client
+    # 1 computes 2 s and sends until 6.5, and client 2 computes 6 s and sends until 10.5; nobody sends for client 3.
+    # Then two receive until 2 s, client 0 sends from 3 to 3.5 s, and client 1 from 4 to 4.5 s
+    assert found.seconds[:3].tolist() == [5.5 + 3.5, 6.5 + 4.5, 10.5]
+    assert np.isnan(found.seconds[3:]).all()
+    assert found.duration == 6.5 + 4.5
+    # client 2 has received, computed and sent what belongs to the first phase, and client 3 has received it
+    assert (found.bytes_down, found.bytes_up, found.flops) == (250_000, 62_500, 1e6)
+    assert found.trained.tolist() == [True, True, False, False, False]
+    assert found.joules == 2.0 * (9 + 11 + 10.5)
+
+
+def test_gone_in_the_second_phase():
+    """What a client has done in the first one counts, in time, energy, bytes and FLOPs."""
+    times = Listed([[0]] * 5, [[500]] * 4 + [[6]])
+    found = ask(clock(availability=times))
+    assert found.outcomes == ["used"] * 4 + ["dropped"]
+    assert (found.bytes_down, found.bytes_up, found.flops) == (125_000, 250_000, 1e6)
+    assert found.joules == pytest.approx(2.0 * (7.5 + 9.0 + 12.0 + 7.5 + 5.0))
+    assert found.trained.all()
+
+
+def test_a_round_without_anybody_does_not_wait_for_the_server():
+    times = Listed([[100]] * 5, [[200]] * 5)
+    assert ask(clock(availability=times, deadline_seconds=30), beside={"score": 100.0}).duration == 30
+
+
+def test_a_cohort_that_was_given_is_waited_for():
+    found = ask(clock(cohort=2), needed=5)
+    assert found.outcomes == ["used"] * 5
+
+
 def test_a_round_of_two_phases_lasts_until_the_slowest_has_answered_in_each():
     found = ask(clock())
     assert found.outcomes == ["used"] * 5
@@ -53,9 +93,10 @@ def test_late_dropped_and_unavailable():
     assert found.duration == 7.0 + 3.0
     assert found.seconds[:3].tolist() == [7.5, 9.0, 8.0]
     assert np.isnan(found.seconds[3:]).all()
-    # in vain: client 2 all of the first phase, as if it had gone on; client 3 has received
+    # in vain: client 2 all of the first phase, as if it had gone on, and nothing of the second; client 3 has received
     assert found.bytes_down == 2 * 125_000
-    assert (found.bytes_up, found.flops) == (375_000, 1.5e6)
+    assert (found.bytes_up, found.flops) == (250_000, 1e6)
+    assert found.trained.tolist() == [True, True, True, False, False]
     assert found.joules == 2.0 * (7.5 + 9.0 + 8.0)
     kept = ask(clock(availability=times, deadline_seconds=7, on_late="keep"))
     assert kept.outcomes == ["used", "used", "used", "dropped", "unavailable"]
