@@ -126,7 +126,8 @@ def _table(title: str, column: str, cells: Mapping[str, str]) -> Table:
 
 
 def _curves(run: RecordedRun) -> Figures:
-    """Yields figures over the rounds: the metric of every model that was evaluated on the test set, and the losses."""
+    """Yields figures over the rounds: the metric of every model that was evaluated on the test set, and the losses.
+    With a virtual clock the metric is also drawn over the virtual seconds, and over the joules if they are known."""
     ending = f"_{run.measure.metric}"
     of_models = [name for name in map(str, run.rows) if name.endswith(ending) and not name.startswith("clients_")]
     metric = f"{run.measure.words}{run.measure.unit}"
@@ -134,6 +135,10 @@ def _curves(run: RecordedRun) -> Figures:
         if evaluated := _filled(run.rows, columns)[:MOST_LINES]:
             lines = scale * run.rows.set_index("round")[evaluated]
             yield f"{title} over rounds: {', '.join(evaluated)}", _draw_lines(lines, title)
+    evaluated = _filled(run.rows, of_models)[:MOST_LINES]
+    for amount in _filled(run.rows, ["virtual_seconds", "joules"]) if evaluated else ():
+        lines = run.measure.scale * run.rows.set_index(amount)[evaluated]
+        yield f"{metric} over {amount.replace('_', ' ')}: {', '.join(evaluated)}", _draw_lines(lines, metric, amount)
 
 
 def _privacy(run: RecordedRun) -> Figures:
@@ -213,14 +218,14 @@ def _drift(run: RecordedRun) -> Figures:
         yield f"{title}{of_all}", _draw_lines(changes[most], title)
 
 
-def _draw_lines(columns: pd.DataFrame, ylabel: str) -> Figure:
-    """Returns a figure with a line for each column of a DataFrame whose index is the round."""
+def _draw_lines(columns: pd.DataFrame, ylabel: str, over: str = "rounds") -> Figure:
+    """Returns a figure with a line for each column of a DataFrame whose index is the round, or what ``over`` says."""
     names = list(map(str, columns))
     figure, (axes,) = figure_of(1, legend_width=width_of(names))
     for name, line in lines_for(names).items():
         values = columns[name].dropna()
         axes.plot(values.index, values, label=escaped(name), **line.options(len(values)))
-    label_axes(axes, "rounds", ylabel, "")
+    label_axes(axes, over, ylabel, "")
     axes.set_xlim(left=0)
     axes.legend(**BESIDE)
     return figure

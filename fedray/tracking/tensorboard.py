@@ -77,13 +77,16 @@ class Events:
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
         """Writes the numbers of a round, ``row``, which is its row of metrics.csv by column, as TensorBoard scalars.
 
-        ``clients`` has, by column, a list with a value for each client of the round. With ``histograms``, a histogram
-        of each list is written as well.
+        Those of evaluated models are written once more with the virtual seconds as their time, if there is a virtual
+        clock. ``clients`` has, by column, a list with a value for each client of the round. With ``histograms``, a
+        histogram of each list is written as well.
         """
-        step = int(row["round"])
+        step, virtual = int(row["round"]), row.get("virtual_seconds")
         for name, value in row.items():
             if name not in SKIPPED and value is not None and math.isfinite(value):
                 self._writer.add_scalar(tag(name), value, step)
+                if virtual is not None and tag(name).startswith(("accuracy/", "loss/", "metrics/")):
+                    self._writer.add_scalar(f"virtual_time/{tag(name)}", value, step, walltime=float(virtual))
         if histograms:
             import numpy as np
 

@@ -43,8 +43,8 @@ def test_comparisons_and_pages(capsys):
     assert target["virtual_seconds"] > 0.5
     assert main(["report", "runs/slow", "--out", "page.html"]) == 0
     page = Path("page.html").read_text()
-    assert "virtual seconds" in page
-    assert "joules" in page
+    assert "accuracy, % over virtual seconds: test_accuracy" in page
+    assert "accuracy, % over joules: test_accuracy" in page
     assert main(["compare", "runs", "--out", "energy", "--x", "joules"]) == 0
 
 

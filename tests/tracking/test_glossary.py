@@ -23,7 +23,7 @@ SCORES = {
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "pfedmo": {},
-    "feddyn": {},
+    "feddyn": {"system.latency_ms": 5, "system.watts": 3},
     "feddyn, its average evaluated": {"algorithm.eval": "avg_selected"},
     "fedsiam_da": {"model.proj_dim": 8},
 }
@@ -98,6 +98,10 @@ def test_every_tag(run: RunResult) -> None:
     tags = [*events.Tags()["scalars"], *events.Tags()["histograms"]]
     assert {"metrics/test_sharpness", "profile/waiting", "clients/loss", "final/best_accuracy"} <= {*tags}
     assert not unknown(tags, "TensorBoard tags")
+    if run.metrics["virtual_seconds"].notna().any():
+        (first, second) = events.Scalars("virtual_time/accuracy/test")
+        assert [first.wall_time, second.wall_time] == pytest.approx(run.metrics["virtual_seconds"].tolist())
+        assert [first.step, second.step] == [1, 2]
 
 
 def test_columns_of_a_private_run(tmp_path: Path) -> None:
