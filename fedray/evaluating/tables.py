@@ -55,9 +55,8 @@ class Evaluation:
     features: Features | None = None
 
     def __repr__(self) -> str:
-        from fedray.evaluating.evaluation_files import lines
-
-        return "\n".join([f"{self.file} on {self.source}, {self.split}, {self.samples:,} samples:", *lines(self)])
+        found = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"Evaluation({str(self.file)!r} on {self.source}, {self.split}, {self.samples:,} samples: {found})"
 
     @property
     def folder(self) -> Path:

@@ -77,7 +77,7 @@ def test_results_show_themselves_in_few_words(tmp_path):
     }.items():
         with pytest.raises(UserError, match=message):
             fedray.compare(result, **{name: value})
-    assert repr(fedray.evaluate(result)).splitlines()[0].endswith("on sample, test, 2,000 samples:")
+    assert " on sample, test, 2,000 samples: loss 2." in repr(fedray.evaluate(result))
     assert str(fedray.compare(result)).splitlines()[0] == "test accuracy:"
 
 
