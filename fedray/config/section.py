@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real as Number
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -31,11 +32,15 @@ Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
 
 def _reached(value: Any) -> Any:
     """Checks a number, or a mapping from columns of metrics.csv to numbers."""
-    numbers = value.values() if isinstance(value, Mapping) else [value]
+    form, numbers = "must be a number, or {column: number, ...}", [value]
+    if isinstance(value, Mapping):
+        if not value or not all(isinstance(column, str) for column in value):
+            raise ValueError(f"{form}, not {dict(value)}")
+        numbers = list(value.values())
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-            raise ValueError(f"must be a number, or {{column: number, ...}}, not {in_message(number)}")
-    return value
+        if isinstance(number, bool) or not isinstance(number, Number) or not math.isfinite(number):
+            raise ValueError(f"{form}, not {in_message(number)}")
+    return {column: float(number) for column, number in value.items()} if isinstance(value, Mapping) else float(value)
 
 
 Reached = Annotated[Real | dict[str, Real], BeforeValidator(_reached)]

@@ -13,7 +13,7 @@ from fedray.errors import UserError
 from fedray.loggers import LOGGERS
 from fedray.usercode.extensions import Entry, check_entry, make
 from fedray.usercode.importing import as_user_error, error_line
-from fedray.util.arguments import check_callbacks
+from fedray.util.arguments import callbacks_of
 from fedray.warning import WARNING
 
 if TYPE_CHECKING:
@@ -177,8 +177,7 @@ class Callbacks:
     def of(cls, run: RunConfig, handed_over: Sequence[Any], say: Callable[[str], None]) -> Callbacks:
         """Returns the callbacks and loggers of the section ``run`` of a configuration, and those that were handed
         over. Raises :class:`UserError` if these are no list."""
-        check_callbacks(handed_over)
-        return cls(run.callbacks, handed_over, run.loggers, say)
+        return cls(run.callbacks, callbacks_of(handed_over), run.loggers, say)
 
     @property
     def watch_rounds(self) -> bool:

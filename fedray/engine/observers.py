@@ -242,7 +242,8 @@ class Best(Observer):
         value = result.metrics.get(self.column)
         if value is not None and self._follow(result.number, float(value)) and self.run.save_best:
             self.save(self.FILE)
-        if any(self._reached(column, wanted, result) for column, wanted in self._stop_at.items()):
+        is_evaluated = self.experiment.is_evaluated(result.number)
+        if is_evaluated and any(self._reached(column, wanted, result) for column, wanted in self._stop_at.items()):
             self.reason = "run.stop_at"
         elif value is not None and self.run.patience is not None and result.number - self.round >= self.run.patience:
             self.reason = "run.patience"

@@ -126,7 +126,7 @@ def run_round(
     privacy = privacy_columns(experiment, state, number)
     if not server.cohort.ids:
         without_clients(state, experiment.algorithm)
-        if asked is not None:
+        if asked is not None and len(asked.ids) and experiment.privacy is None:
             _tell(queue, f"{WARNING}in a round no client has answered in time: such a round changes nothing")
     compared = _train(result, state, experiment, cutter, queue) if server.cohort.ids else {}
     if experiment.privacy is not None and not server.cohort.ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,13 +97,13 @@ def evaluate(
         raise UserError(f"there is no split {split!r}{near_miss(split, SPLITS)}; there are {', '.join(SPLITS)}")
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
     check_objects(data, loss, metrics)
+    if isinstance(features, bool) or not isinstance(features, Integral) or features < 0:
+        raise UserError(f"--features must be a whole number of at least 0, not {features!r}")
     handed_over = [name for name, each in objects.items() if each is not None]
     request = request_of(place_of(target), base, override_texts(overrides), handed_over, split)
     own = custom_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
-    if isinstance(features, bool) or not isinstance(features, int) or features < 0:
-        raise UserError(f"--features must be a whole number of at least 0, not {features!r}")
-    return _evaluate(request, experiment, federated, own, split, features, say or PythonWarnings())
+    return _evaluate(request, experiment, federated, own, split, int(features), say or PythonWarnings())
 
 
 def _evaluate(

@@ -31,6 +31,18 @@ def recorded_metrics(task: Task, label: str) -> list[str]:
     return [name for name in known if name in (task.main, "accuracy")]
 
 
+def check_stop(config: Config, task: Task, data: FederatedData) -> None:
+    """Raises :class:`UserError` if ``run.stop_at`` names a column that a run has not, or one that would make the length
+    of a private run depend on single clients."""
+    for column in config.run.stop_at if isinstance(config.run.stop_at, dict) else ():
+        check_column("run.stop_at", column, ("test", "validation", "train"), STOPPING, config, task, data)
+        if config.privacy.is_on and column != "epsilon" and not column.startswith(("test_", "validation_")):
+            raise UserError(
+                f"run.stop_at: with privacy, {column} must not decide when the run ends, as single clients decide it; "
+                "use epsilon, or a metric of the test set"
+            )
+
+
 def check_column(
     key: str, name: str, splits: Iterable[str], others: Iterable[str], config: Config, task: Task, data: FederatedData
 ) -> None:

@@ -27,7 +27,7 @@ from fedray.experiment.model import ModelStage, model_stage
 from fedray.experiment.named import named_uploads, with_named
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.privacy import Privacy, privacy_of
-from fedray.experiment.recorded import STOPPING, check_column
+from fedray.experiment.recorded import check_stop
 from fedray.experiment.robust import Robust, robust_of
 from fedray.experiment.stage import with_settings
 from fedray.experiment.system import SystemStage, system_stage
@@ -79,9 +79,7 @@ def resolve(
     )  # fmt: skip
     privacy = privacy_of(config, algorithm, model.statistics, training.cohort_size, data.data.active, training.rounds)
     stages = (data, training, model, system, execution)
-    for column in config.run.stop_at if isinstance(config.run.stop_at, dict) else ():
-        splits = ("test", "validation", "train")
-        check_column("run.stop_at", column, splits, STOPPING, config, model.task, data.data)
+    check_stop(config, model.task, data.data)
     return _experiment(config, named, upload, stages, robust, privacy), data.data
 
 

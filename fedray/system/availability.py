@@ -49,7 +49,13 @@ class Daily(Always):
 
     def next_start(self, client: int, time: float) -> float:
         since = float((time - self.starts[client]) % DAY)
-        return time if since < self.length else time + DAY - since
+        if since < self.length:
+            return time
+        begins = time + DAY - since
+        # rounding may have put it just before the first moment at which the client is there
+        while (begins - self.starts[client]) % DAY >= self.length:
+            begins = math.nextafter(begins, math.inf)
+        return float(begins)
 
 
 class Listed(Always):

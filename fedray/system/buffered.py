@@ -174,7 +174,7 @@ class Schedule:
             self._busy.add(client)
             self._trained[client] = start.version
             self._journeys.launch(start.number, self._time, self._legs(start))
-        if self._busy and len(self._busy) < self.concurrency:
+        if len(self._busy) < self.concurrency:
             self._wake_for_others()
 
     def _wake_for_others(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,9 +33,16 @@ class RunResult:
     module: Callable[[], nn.Module]
 
     def __repr__(self) -> str:
-        found = self.summary
-        reached = "" if found["final"] is None else f", {found['metric']} {found['final']:.4g}"
-        return f"RunResult({str(self.folder)!r}, {found['status']} after {found['rounds']:,} rounds{reached})"
+        found: dict[str, Any] = {}
+        # a run that failed has no results, and the folder may be gone
+        with contextlib.suppress(OSError, ValueError):
+            found = self.summary
+        parts = [repr(str(self.folder)), *([found["status"]] if "status" in found else [])]
+        if found.get("rounds") is not None:
+            parts[-1] += f" after {found['rounds']:,} rounds"
+        if found.get("final") is not None:
+            parts.append(f"{found['metric']} {found['final']:.4g}")
+        return f"RunResult({', '.join(parts)})"
 
     def __fspath__(self) -> str:
         """The path of the folder, so that a result can be handed over in its place, as in ``fedray.compare(a, b)``."""

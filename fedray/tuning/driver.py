@@ -19,7 +19,7 @@ from fedray.loggers import prepare
 from fedray.remote.fetching import as_path
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
-from fedray.util.arguments import check_callbacks, check_objects, override_texts
+from fedray.util.arguments import callbacks_of, check_objects, override_texts
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def tune(
     """
     view = view or View(quiet=not verbose, warn=PythonWarnings())
     check_objects(data, loss, metrics)
-    check_callbacks(callbacks)
+    callbacks = callbacks_of(callbacks)
     named, algorithm = handed_over(algorithm)
     specs = read_sweeps(space, [*override_texts(overrides), *named])
     check_together(specs)

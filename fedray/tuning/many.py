@@ -17,7 +17,7 @@ from fedray.experiment.first_checks import check_first
 from fedray.tuning.planned import Made, Planned, Watcher, make_runs, named_data
 from fedray.tuning.planned_view import RunsView
 from fedray.usercode.importing import short_name
-from fedray.util.arguments import check_callbacks, check_objects, override_texts, whole_number
+from fedray.util.arguments import callbacks_of, check_objects, override_texts, whole_number
 from fedray.util.uris import below, is_uri
 from fedray.warning import PythonWarnings
 
@@ -108,7 +108,7 @@ def simulate_many(
         fedray.UserError: One of the runs is not possible as it was asked for. None has begun then.
     """
     check_objects(data, loss, metrics)
-    check_callbacks(callbacks)
+    callbacks = callbacks_of(callbacks)
     named, algorithm = handed_over(algorithm)
     place, planned, runs = product(config, seeds, over or {}, [*override_texts(overrides), *named])
     objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}

@@ -54,6 +54,6 @@ def check_objects(data: Any, loss: Any, metrics: Any) -> None:
         raise UserError(f"metrics= must be a mapping from names to functions, not {metrics!r}: task.metrics names some")
 
 
-def check_callbacks(callbacks: Any) -> None:
-    """Raises :class:`UserError` if the argument ``callbacks`` is no list of callbacks."""
-    list_of(object, callbacks, "callbacks= takes a list of callbacks")
+def callbacks_of(callbacks: Any) -> list[Any]:
+    """Returns the argument ``callbacks`` as a list. Raises :class:`UserError` if it is something else."""
+    return list_of(object, callbacks, "callbacks= takes a list of callbacks")

@@ -97,9 +97,28 @@ def test_the_first_round_in_which_a_column_reaches_a_value(column, quantile, les
     assert (result.summary["rounds"], result.summary["stopped_by"]) == (end, "run.stop_at")
 
 
+def test_only_evaluated_rounds_end_a_run(tmp_path):
+    """A cost is known in every round, but the run ends with a model that is evaluated."""
+    keys = {"run__eval_every": 3, "system__latency_ms": 500, "run__stop_at": {"virtual_seconds": 3.5}}
+    result = simulate(settings(tmp_path, "early", **keys), data=small_source())
+    assert result.metrics["virtual_seconds"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert result.summary["stopped_by"] == "run.stop_at"
+    assert result.summary["final"] == result.metrics["test_accuracy"].iloc[-1]
+
+
+def test_single_clients_do_not_end_a_private_run(tmp_path):
+    keys = {"privacy__noise": 1.0, "privacy__clip": 1.0, "algorithm__name": "fedavg"}
+    with pytest.raises(UserError, match=r"^run.stop_at: with privacy, train_loss must not decide when the run ends"):
+        simulate(settings(tmp_path, "private", run__stop_at={"train_loss": 0.5}, **keys), data=small_source())
+    spent = simulate(settings(tmp_path, "spent", **keys), data=small_source()).metrics["epsilon"]
+    result = simulate(settings(tmp_path, "early", run__stop_at={"epsilon": spent[4]}, **keys), data=small_source())
+    assert result.summary["rounds"] == 5
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({}, "run.stop_at must be a number, or {column: number, ...}, not {}"),
         (
             {"train_acuracy": 1},
             "run.stop_at: there is no column 'train_acuracy' in this task .did you mean 'train_accuracy'",

@@ -81,6 +81,20 @@ def test_results_show_themselves_in_few_words(tmp_path):
     assert str(fedray.compare(result)).splitlines()[0] == "test accuracy:"
 
 
+def test_a_result_without_results_shows_its_folder(tmp_path):
+    lost = fedray.RunResult(tmp_path / "lost", lambda: None)
+    assert repr(lost) == f"RunResult({str(tmp_path / 'lost')!r})"
+    lost.folder.mkdir()
+    (lost.folder / "summary.json").write_text('{"status": "failed", "reason": "x"}')
+    assert repr(lost) == f"RunResult({str(tmp_path / 'lost')!r}, failed)"
+
+
+def test_callbacks_may_be_a_generator(tmp_path):
+    seen = []
+    fedray.simulate({**CONFIG, "run.output": str(tmp_path)}, callbacks=(each for each in [seen.append]))
+    assert len(seen) == 1
+
+
 def test_clients_and_models_that_are_none(tmp_path):
     with fedray.Simulation({**CONFIG, "run.output": str(tmp_path)}) as sim:
         with pytest.raises(UserError, match=r"^keep_clients: client 9 does not exist or has no samples"):

@@ -74,6 +74,25 @@ def test_clients_begin_when_they_can_be_reached():
     assert {start.began for start in made.starts} == {0, 10, 15}
 
 
+def test_a_moment_that_was_waited_for_is_not_later_than_another():
+    """Client 0 can be reached again before client 1, which is waited for while client 0 trains."""
+    made = Schedule(
+        lambda client: [Leg(50.0, 0.0, 1.0)], math.inf, Listed([[0, 60], [100]], [[50, 1e6], [1e6]]), np.arange(2),
+        buffer=1, concurrency=2, dropout=0.0, seed=0,
+    )  # fmt: skip
+    made.update(2)
+    assert [(start.client, start.began) for start in made.starts][:2] == [(0, 0), (0, 60)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_moment_of_a_day_is_one_at_which_a_client_is_there(seed):
+    shifts = np.random.default_rng(seed).uniform(0, 24, 50)
+    times = Daily(8, 20, shifts)
+    for client in range(50):
+        begins = times.next_start(client, 0.0)
+        assert times.until(np.array([client]), begins)[0] > begins
+
+
 def test_asked_in_another_order_it_is_the_same():
     one, other = schedule(seed=3), schedule(seed=3)
     late = other.update(30)
