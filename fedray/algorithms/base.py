@@ -145,8 +145,8 @@ class Algorithm:
     are directions, of which none follows from another upload. Otherwise ``train.upload`` is refused: its steps would
     clip or compress what is no update, or change the same update in two ways."""
     own_weights: ClassVar[bool] = False
-    """Whether the rule itself says how much each client counts. Another ``train.weighting`` than the paper's is refused
-    then, because it would change nothing."""
+    """Whether the rule itself says how much each client counts. A line says that another ``train.weighting`` than the
+    paper's changes nothing then."""
     several_models: ClassVar[bool] = False
     """Whether the clients of a round begin with different models of the server, none of which has to be ``x``.
     ``train.upload`` and ``run.diagnostics`` are refused then, because they compare with ``x``."""

@@ -67,13 +67,14 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=missing))
     # who is drawn in proportion to its samples would count for them twice, and who counts more needs more noise
     equal = config.privacy.is_on or SamplingConfig.of(train.sampling).kind in ("weighted", "power_of_choice")
-    if algorithm.own_weights and train.weighting not in ("auto", algorithm.weighting):
-        raise UserError(
-            f"train.weighting={train.weighting}: the rule of {config.algorithm.name} says how much a client counts"
-        )
     usual: Literal["samples", "uniform"] = "uniform" if equal else algorithm.weighting
     weighting = usual if train.weighting == "auto" else train.weighting
-    advice = algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr)
+    advice = [*algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr)]
+    if algorithm.own_weights and train.weighting not in ("auto", algorithm.weighting):
+        name = config.algorithm.name
+        advice.append(
+            f"train.weighting={train.weighting} changes nothing: the rule of {name} says how much a client counts"
+        )
     return TrainingStage(
         algorithm=algorithm,
         local=local,
