@@ -50,8 +50,11 @@ def check_objects(data: Any, loss: Any, metrics: Any) -> None:
         raise UserError(f"data= takes the samples themselves, not {str(data)!r}: data.source names a data set")
     if loss is not None and not callable(loss):
         raise UserError(f"loss= must be a function of outputs and targets, not {loss!r}: task.loss names one")
-    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+    if metrics is not None and not isinstance(metrics, Mapping):
         raise UserError(f"metrics= must be a mapping from names to functions, not {metrics!r}: task.metrics names some")
+    for name, metric in (metrics or {}).items():
+        if not callable(metric):
+            raise UserError(f"metric {name!r} must be a function of outputs and targets, not {metric!r}")
 
 
 def callbacks_of(callbacks: Any) -> list[Any]:

@@ -18,8 +18,8 @@ WRONG = {
     "overrides= takes a list of texts, as in .*, not [[]3[]]": lambda: fedray.simulate_many(CONFIG, overrides=[3]),
     "overrides= takes a list of texts, as in .*, not 'a=b'": lambda: fedray.tune("fedprox", "a=b"),
     "overrides= takes a list of texts, as in .*, not 'a=b' *": lambda: fedray.evaluate("x", overrides="a=b"),
-    "callbacks= takes a list of callbacks, not <built-in function print>": lambda: fedray.Simulation(
-        CONFIG, callbacks=print
+    "callbacks= takes a list of callbacks, not <built-in function len>": lambda: fedray.Simulation(
+        CONFIG, callbacks=len
     ),
     "callbacks= takes a list of callbacks, not 'mine.py'": lambda: fedray.tune("fedprox", callbacks="mine.py"),
     "loss= must be a function of outputs and targets, not 'mse': task.loss": lambda: fedray.simulate(

@@ -89,9 +89,11 @@ def test_wandb_has_a_folder_of_its_own_in_the_run_folder(tmp_path):
 def wandb_records(folder: Path) -> list[Any]:
     """What the one offline run below ``folder`` has kept for Weights & Biases, in LevelDB's log format: blocks of 32
     kB with pieces of records, each behind a checksum of 4 bytes, a length of 2 and a kind (1 whole, 2 first, 3 middle,
-    4 last)."""
+    4 last). The process that writes it may be behind a run that has ended, and is waited for."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()
     (file,) = folder.glob("**/*.wandb")
     data, place, found, parts = file.read_bytes(), 7, [], b""
     while place + 7 <= len(data):
