@@ -28,8 +28,10 @@ NO_PART_OF_A_RESULT = (
 )  # fmt: skip
 """Keys that may differ between the runs of one group. All keys of ``engine`` may differ as well."""
 
-CHOSEN_FOR_AN_ALGORITHM = ("model.head", "model.proj_dim", "data.public_samples", "data.public_to")
-"""Keys whose defaults depend on the algorithm. A difference in them does not make another environment."""
+CHOSEN_FOR_AN_ALGORITHM = (
+    "model.head", "model.head.code", "model.proj_dim", "data.public_samples", "data.public_to", "task.loss.code",
+)  # fmt: skip
+"""Keys that belong to an algorithm, as their defaults do. A difference in them does not make another environment."""
 
 OF_AN_ENVIRONMENT = ("data.", "task.", "model.")
 
@@ -127,8 +129,10 @@ def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Grou
         groups.append(
             Group(_select(values, of_groups), _select(values, of_environments), _select(values, further), members)
         )
-    if len({(group.place, group.label) for group in groups}) < len(groups):
-        # two files have classes of the same name
+    environments = {_text(group.environment) for group in groups}
+    if len({group.place for group in groups}) < len(environments) or len(
+        {(group.place, group.label) for group in groups}
+    ) < len(groups):  # two files have classes of the same name
         groups = [replace(group, whole=True) for group in groups]
     return sorted(groups, key=lambda group: (*_order(group.environment), *_order(group.values)))
 
@@ -137,12 +141,13 @@ def _select(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: values[key] for key in keys if key in values}
 
 
-def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
-    """Returns the settings (dotted keys) that differ between any two of the runs that have them, in the order of
-    :data:`FIRST`. Keys that may differ within a group are left out."""
+def _keys_that_differ(runs: Sequence[RecordedRun]) -> list[str]:
+    """Returns the settings (dotted keys) that differ between any two of the runs that have them, and the digests that
+    differ or that some runs lack, in the order of :data:`FIRST`. Keys that may differ within a group are left out."""
+    digests = {key: None for run in runs for key in run.digests}
     values: dict[str, set[str]] = {}
     for run in runs:
-        for key, value in run.identity.items():
+        for key, value in (digests | run.identity).items():
             values.setdefault(key, set()).add(_text(value))
     differ = [key for key, each in values.items() if len(each) > 1 and not is_ignored(key)]
     return sorted(differ, key=lambda key: next(place for place, begin in enumerate(FIRST) if key.startswith(begin)))

@@ -37,8 +37,17 @@ REMAINS = {"metrics.csv", "summary.json", INPUTS, "clients.parquet", "partition.
 """Files that only runs write. A folder with one of them is the rest of a run folder. A config.yaml alone may be
 anything."""
 
-CODE = {"algorithm.code": "code of the algorithm", "model.code": "code of the model"}
-"""The additional keys of :attr:`RecordedRun.identity`, each with the name of its digest in inputs.json."""
+DIGESTS = {
+    "training data": "data.training_set",
+    "test data": "data.test_set",
+    "loss": "task.loss.code",
+    "code of the algorithm": "algorithm.code",
+    "code of the model": "model.code",
+    "configuration of the model": "model.configuration",
+    "code of the head": "model.head.code",
+}
+"""The names of digests in inputs.json that are the same in all repetitions of a run, each with its key in
+:attr:`RecordedRun.identity`. More of them have a name that depends on the run (:func:`_key_of_digest`)."""
 
 NEEDED = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up", "flops", "round_seconds", "wall_seconds")
 """Columns that every metrics.csv has."""
@@ -86,11 +95,17 @@ class RecordedRun:
         values are the same, except for the seeds and other settings in which repetitions may differ
         (:func:`~fedray.results.grouping.is_ignored`).
 
-        It has all settings by dotted key, and two additional keys, ``algorithm.code`` and ``model.code``: the first 8
-        digits of the digests of the algorithm's and the model's code. Because of them, two runs between which the code
-        was changed do not count as repetitions. A digest that the run did not record is missing.
+        It has all settings by dotted key, and the :attr:`digests`.
         """
-        return {**self.settings, **{key: self.inputs[name][:8] for key, name in CODE.items() if name in self.inputs}}
+        return {**self.settings, **self.digests}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The first 8 digits of the digests of the data and of the user's code, by keys such as ``data.test_set`` and
+        ``algorithm.code``. Because of them, two runs between which these were changed do not count as repetitions."""
+        metric = f"metric {self.measure.metric}"
+        keys = {name: "task.metric.code" if name == metric else _key_of_digest(name) for name in self.inputs}
+        return {key: self.inputs[name][:8] for name, key in keys.items() if key is not None}
 
     @property
     def seeds(self) -> tuple[Hashable, ...]:
@@ -136,6 +151,14 @@ class RecordedRun:
         # because of rounding, a target that is the mean of equal accuracies may be slightly larger than they are
         reached = rows[measure.sign * rows["value"] >= measure.sign * target - 1e-9]
         return None if self.diverged or not len(reached) else reached.iloc[0]
+
+
+def _key_of_digest(name: str) -> str | None:
+    """Returns the key in :attr:`RecordedRun.identity` of the digest ``name`` in inputs.json; None if repetitions may
+    differ in it, as they do in the partition and the initial weights."""
+    if name.startswith("step "):
+        return f"train.upload.{name.split()[1]}.code"
+    return DIGESTS.get(name, "data.transform.code" if name.startswith("code of ") else None)
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,6 @@ def _last(title: str, column: str, *keys: str) -> Fact:
     return Fact(title, lambda run: int(run.rows[column].iloc[-1]), ("run.rounds", "run.stop_at", "run.patience", *keys))
 
 
-def _input(title: str, name: str, missing: str = "unknown", *keys: str) -> Fact:
-    return Fact(title, lambda run: run.inputs.get(name, missing)[:8], keys)
-
-
 FACTS = (
     Fact("the models differ in their parameters", lambda run: run.summary.get("parameters"), ("model.name",)),
     _setting("clients are weighted differently (train.weighting)", "train.weighting"),
@@ -77,9 +73,7 @@ FACTS = (
     ),
     _setting("evaluations lie apart by different numbers of rounds (run.eval_every)", "run.eval_every"),
     _setting("different clients were scored one by one (run.eval_clients)", "run.eval_clients"),
-    _input("the test sets differ", "test data", "unknown", "data.source"),
-    _input("the training data differ", "training data", "unknown", "data.source"),
-    _input("the losses differ", "loss", "the task's"),
+    Fact("the losses differ", lambda run: run.digests.get("task.loss.code", "the task's"), ("task.loss.code",)),
     Fact("the versions of torch differ", lambda run: run.versions.get("torch")),
     Fact(
         "the processors differ, on which seconds depend",
@@ -199,6 +193,16 @@ def _partitions(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _seeds(groups: Sequence[Group]) -> Iterator[str]:
+    """Yields notes about seeds: those that groups do not have in common, and those that several runs of a group have,
+    with the inputs in which these runs differ."""
+    for group in groups:
+        by_seeds: dict[tuple[Any, ...], list[Mapping[str, str]]] = {}
+        for run in group.runs:
+            by_seeds.setdefault(run.seeds, []).append(run.inputs)
+        for seeds, inputs in sorted(by_seeds.items(), key=lambda item: str(item[0])):
+            names = sorted({name for each in inputs for name in each if len({one.get(name) for one in inputs}) > 1})
+            if len(inputs) > 1:
+                yield f"{group.label} has {len(inputs)} runs with seed {_seed(*seeds)}: {_listed(names)} differ"
     if len({frozenset(run.seeds for run in group.runs) for group in groups}) > 1:
         names = {
             group.label: " ".join(_seed(*seeds) for seeds in sorted({run.seeds for run in group.runs}))

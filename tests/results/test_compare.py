@@ -278,6 +278,42 @@ def test_runs_of_other_code_are_no_repetitions(runs):
     assert "ffffffff" in own["algorithm.code"].tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("code of the model", "model.code"),
+        ("configuration of the model", "model.configuration"),
+        ("code of the head", "model.head.code"),
+        ("code of data.transform=mine.py:noise", "data.transform.code"),
+        ("code of transform", "data.transform.code"),
+        ("step 2 of train.upload", "train.upload.2.code"),
+        ("loss", "task.loss.code"),
+        ("metric accuracy", "task.metric.code"),
+        ("training data", "data.training_set"),
+        ("test data", "data.test_set"),
+    ],
+)
+def test_runs_of_other_code_or_data_are_no_repetitions(runs, name, key):
+    for seed in range(3):
+        copy = Path(shutil.copytree(runs / f"fedavg-0.1-{seed}", runs / f"new-{seed}"))
+        other_input(copy, **{name: "f" * 64})
+    table = fedray.compare(runs).table
+    own = table[table["algorithm.name"] == "fedavg"]
+    new = own[own[key] == "ffffffff"]
+    assert new["runs"].tolist() == [3]
+    is_apart = key.startswith(("data.", "model.c", "task.metric"))
+    assert (new["environment"].tolist() == own[own[key] != "ffffffff"]["environment"].tolist()[:1]) is not is_apart
+
+
+def test_files_of_the_same_name_are_other_environments(runs):
+    """One algorithm was run on the data of one file, the other on those of the other."""
+    for name, folder in (("fedavg", "a"), ("fedprox", "b")):
+        for seed in range(3):
+            change(runs / f"{name}-0.1-{seed}/config.yaml", data__source=f"{folder}/mine.py:load")
+    found = fedray.compare(*(runs / f"{name}-0.1-{seed}" for name in ("fedavg", "fedprox") for seed in range(3)))
+    assert [each.name for each in found.environments] == ["a/mine.py:load", "b/mine.py:load"]
+
+
 def test_markdown_and_numbers_are_as_they_were_written():
     table = pd.DataFrame({"": ["a_b<script>.py:X", "_x_ `*|[y]"], "n": [1.0, 2.0]})
     text = markdown(table)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
-from compared_runs import change, cut, diverge, write_metrics
+from compared_runs import change, cut, diverge, other_input, write_metrics
 
 import fedray
 from fedray.cli.main import main
@@ -68,14 +68,16 @@ def test_what_is_said_of_the_baseline(runs):
 
 
 def test_settings_and_data_that_differ_are_told(runs):
-    """Another rate of one algorithm, and within a group another loss and other data."""
+    """Another rate and another loss of one algorithm, and within a group another start."""
     for seed in range(3):
         change(runs / f"fedprox-5.0-{seed}/config.yaml", train__lr=0.5)
-    path = runs / "fedavg-5.0-1/inputs.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"training data": "0123", "loss": "4567"}))
-    notes = fedray.compare(runs, by=["algorithm.name"]).environments[-1].notes
-    assert any(note.startswith("the training data differ: ") and "0123" in note for note in notes)
-    assert any(note.startswith("the losses differ: ") and "4567" in note for note in notes)
+        other_input(runs / f"fedprox-5.0-{seed}", loss="4567")
+    other = Path(shutil.copytree(runs / "fedavg-5.0-1", runs / "fedavg-5.0-1-again"))
+    other_input(other, **{"initialisation of the model": "0123"})
+    notes = notes_of(runs)
+    assert "the losses differ: the task's in fedavg; 4567 in fedprox" in notes
+    assert "fedavg has 2 runs with seed 1: initialisation of the model differ" in notes
+    shutil.rmtree(other)
     found = fedray.compare(*(runs / f"{name}-5.0-{seed}" for name in ("fedavg", "fedprox") for seed in range(3)))
     assert "train.lr differs: 0.05 in fedavg; 0.5 in fedprox" in found.environments[0].notes
 
