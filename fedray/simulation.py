@@ -200,8 +200,15 @@ class Simulation:
 
     def save_checkpoint(self) -> int:
         """Writes a checkpoint of the run as it is now, which is not removed when there are later ones. Returns the
-        number of the round, with which :meth:`load_checkpoint` goes back to it."""
-        self._asking()("save")
+        number of the round, with which :meth:`load_checkpoint` goes back to it.
+
+        Raises:
+            UserError: No round has been made yet.
+        """
+        ask = self._asking()
+        if not self._stepper.round:
+            raise UserError("save_checkpoint: no round has been made yet; the start is that of any run with this seed")
+        ask("save")
         return self._stepper.round
 
     def load_checkpoint(self, round: int) -> None:

@@ -113,7 +113,10 @@ class Stepper:
         if self.stopping.is_set():
             raise UserError("the run is ending, because a callback wants it")
         self._orders = {known: order for known, order in self._orders.items() if known <= number}
-        self._next(Order(back_to=number))
+        event = self._next(Order(back_to=number))
+        while event is not None and event.round != number:
+            # instead of a server that had died, another one has begun at the last checkpoint
+            event = self._next(Order(back_to=number))
 
     def close(self) -> RunResult | None:
         """Ends the run, and returns its result. A run that has not had all its rounds is interrupted: it can be

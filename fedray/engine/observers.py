@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -209,7 +209,8 @@ class LocalModels(Observer):
 
 
 class Best(Observer):
-    """Follows the task's main metric over the evaluated rounds, to save the best model and to end the run early.
+    """Follows the task's main metric over the evaluated rounds, to save the best model and to end the run early: on the
+    validation set if there is one, so that the test set decides nothing.
 
     With ``run.save_best``, ``save(file name)`` is called after each round in which the metric is better than in all
     rounds before, to save the evaluated model. ``reason`` is None until the run must end. Then it is "run.stop_at" if
@@ -221,7 +222,7 @@ class Best(Observer):
 
     def __init__(self, experiment: Experiment, save: Callable[[str], None]) -> None:
         self.experiment, self.run, self.save = experiment, experiment.config.run, save
-        part = "test" if self.run.eval_test else "validation"
+        part = "validation" if experiment.config.data.validation_samples else "test"
         self.column = f"{part}_{experiment.task.main}"
         self.value, self.round = math.nan, 0
         stop_at = self.run.stop_at
@@ -237,36 +238,36 @@ class Best(Observer):
         return self._acts and (number == self.experiment.rounds or (bool(every) and number % every == 0))
 
     def evaluated(self, result: RoundResult) -> None:
-        if result.diverged:
-            return
-        value = result.metrics.get(self.column)
-        if value is not None and self._follow(result.number, float(value)) and self.run.save_best:
+        if not result.diverged and self._follow(result.number, result.metrics) and self.run.save_best:
             self.save(self.FILE)
-        is_evaluated = self.experiment.is_evaluated(result.number)
-        if is_evaluated and any(self._reached(column, wanted, result) for column, wanted in self._stop_at.items()):
-            self.reason = "run.stop_at"
-        elif value is not None and self.run.patience is not None and result.number - self.round >= self.run.patience:
-            self.reason = "run.patience"
 
     def restore(self, metrics: pd.DataFrame) -> None:
-        """Sets the best value of the main metric so far, and its round, so that a run that continues from a checkpoint
-        compares its further rounds with it. The best value is taken from ``metrics``, the rows of metrics.csv."""
-        if self.column in metrics:
-            for row in metrics[["round", self.column]].dropna().itertuples(index=False):
-                self._follow(int(row[0]), float(row[1]))
+        """Follows the rows of metrics.csv, ``metrics``, so that a run that continues from a checkpoint compares its
+        further rounds with the best so far, or ends at once if it had to end there."""
+        for row in metrics.to_dict("records"):
+            self._follow(int(row["round"]), {str(key): value for key, value in row.items()})
 
-    def _reached(self, column: str, wanted: float, result: RoundResult) -> bool:
+    def _follow(self, number: int, row: Mapping[str, Any]) -> bool:
+        """Takes the ``row`` of metrics.csv of round ``number``, decides whether the run must end, and returns whether
+        the main metric is better than in all rounds before."""
+        if not self.experiment.is_evaluated(number):
+            return False
+        value = float(row.get(self.column, math.nan))
+        better = value < self.value if self.experiment.task.mode == "min" else value > self.value
+        better = better or (math.isnan(self.value) and not math.isnan(value))
+        if better:
+            self.value, self.round = value, number
+        if any(self._reached(column, wanted, row) for column, wanted in self._stop_at.items()):
+            self.reason = "run.stop_at"
+        elif self.run.patience is not None and number - self.round >= self.run.patience:
+            self.reason = "run.patience"
+        else:
+            self.reason = None
+        return better
+
+    def _reached(self, column: str, wanted: float, row: Mapping[str, Any]) -> bool:
         """Returns whether a column of metrics.csv is at least what is ``wanted``, or at most if less is better."""
-        value, (_, _, metric) = result.metrics.get(column), column.partition("_")
+        value, (_, _, metric) = row.get(column, math.nan), column.partition("_")
         known = self.experiment.task.metrics.get(metric)
         less = metric == "loss" or (known is not None and known.mode == "min")
-        return value is not None and (value <= wanted if less else value >= wanted)
-
-    def _follow(self, number: int, value: float) -> bool:
-        """Takes the main metric's ``value`` in round ``number``, and returns whether it is better than all
-        values before."""
-        better = value < self.value if self.experiment.task.mode == "min" else value > self.value
-        if better or (math.isnan(self.value) and not math.isnan(value)):
-            self.value, self.round = value, number
-            return True
-        return False
+        return bool(value <= wanted if less else value >= wanted)

@@ -206,9 +206,11 @@ def _last_checkpoint(
         if found.summary is not None and found.summary["rounds"]:
             raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
         return None
-    if saved.round > experiment.rounds:
+    # a run that was to be longer has perhaps not been evaluated after the round that would now be its last
+    if saved.round > experiment.rounds or saved.round == experiment.rounds < found.rounds:
         raise UserError(
-            f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
+            f"{folder.path} has gone on to round {saved.round} of {found.rounds} already: "
+            f"run.rounds={experiment.rounds} can't end it there"
         )
     following = saved.round + 1
     needed = range(max(1, following - experiment.algorithm.earlier_models), following)

@@ -149,6 +149,8 @@ class Run:
         self.profile.take()
         status, first = "completed", self.state.server.round + 1
         for number in range(first, self.experiment.rounds + 1):
+            if self.best.reason is not None:
+                break
             if self.stopping.is_set():
                 status = "interrupted"
                 break
@@ -163,8 +165,6 @@ class Run:
                 yield from self._reports()
             if result.diverged:
                 status = "diverged"
-                break
-            if self.best.reason is not None:
                 break
         self._finish_queue()
         yield from self._reports()

@@ -200,9 +200,9 @@ def _seeds(groups: Sequence[Group]) -> Iterator[str]:
         for run in group.runs:
             by_seeds.setdefault(run.seeds, []).append(run.inputs)
         for seeds, inputs in sorted(by_seeds.items(), key=lambda item: str(item[0])):
-            names = sorted({name for each in inputs for name in each if len({one.get(name) for one in inputs}) > 1})
+            differ = sorted({name for each in inputs for name in each if len({one.get(name) for one in inputs}) > 1})
             if len(inputs) > 1:
-                yield f"{group.label} has {len(inputs)} runs with seed {_seed(*seeds)}: {_listed(names)} differ"
+                yield f"{group.label} has {len(inputs)} runs with seed {_seed(*seeds)}: {_listed(differ)} differ"
     if len({frozenset(run.seeds for run in group.runs) for group in groups}) > 1:
         names = {
             group.label: " ".join(_seed(*seeds) for seeds in sorted({run.seeds for run in group.runs}))

@@ -147,19 +147,22 @@ def test_the_best_model_is_kept(whole, tmp_path):
     assert result.summary["model_sha256"] == whole[0].summary["model_sha256"], "to follow the metric changes nothing"
 
 
-@pytest.mark.parametrize("at", [1, 2, 4])
-def test_resumed(at, whole, tmp_path):
-    """What was seen before the break counts: the best value, and when it was."""
+@pytest.mark.parametrize("key", ["run__patience", "run__stop_at"])
+@pytest.mark.parametrize("at", [1, 2, None])
+def test_resumed(at, key, whole, tmp_path):
+    """What was seen before the break counts: the best value, when it was, and that the run had to end there."""
 
     class Stop(Exception):
         pass
 
     def stop(report: Any) -> None:
-        if report.round == at:
+        if report.round == (at or straight.summary["rounds"]):
             raise Stop
 
-    keys = {"run__patience": 3, "run__save_best": True}
+    limit = 3 if key == "run__patience" else float(whole[1].max())
+    keys = {key: limit, "run__save_best": True}
     straight = simulate(settings(tmp_path, "straight", **keys), data=small_source())
+    assert straight.summary["rounds"] > (at or 1), "the example shows something"
     with pytest.raises(Stop):
         simulate(settings(tmp_path, "parts", **keys), data=small_source(), callbacks=[stop])
     parts = simulate(settings(tmp_path, "parts", **keys), data=small_source())
@@ -184,8 +187,35 @@ def test_what_is_refused(keys, message):
     assert message in str(error.value)
 
 
-def test_on_the_validation_set(tmp_path):
-    keys = {"run__eval_test": False, "data__validation_samples": 60, "run__stop_at": 0.5}
+@pytest.mark.parametrize("tested", [False, True])
+def test_on_the_validation_set(tested, tmp_path):
+    """The test set decides nothing where there is a validation set."""
+    keys = {"data__validation_samples": 60}
+    whole = simulate(settings(tmp_path, "whole", **keys), data=small_source()).metrics.set_index("round")
+    validation, test = whole["validation_accuracy"], whole["test_accuracy"]
+    targets = [each for each in validation if each <= test.max()]
+    target = next(each for each in targets if (validation >= each).idxmax() != (test >= each).idxmax())
+    end = (validation >= target).idxmax()
+    keys |= {"run__eval_test": tested, "run__stop_at": target}
     result = simulate(settings(tmp_path, "validation", **keys), data=small_source())
-    assert result.metrics["validation_accuracy"].iloc[-1] >= 0.5
-    assert result.summary["stopped_by"] == "run.stop_at"
+    assert (result.summary["rounds"], result.summary["stopped_by"]) == (end, "run.stop_at")
+
+
+def test_an_unfinished_run_may_be_cut_short_where_it_has_not_been(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(report: Any) -> None:
+        if report.round == 4:
+            raise Stop
+
+    keys = {"run__eval_every": 0, "run__save_best": False}
+    with pytest.raises(Stop):
+        simulate(settings(tmp_path, "cut", **keys), data=small_source(), callbacks=[stop])
+    for rounds in (3, 4):
+        with pytest.raises(UserError, match=f"has gone on to round 4 of 14 already: run.rounds={rounds} can't end"):
+            simulate(settings(tmp_path, "cut", run__rounds=rounds, **keys), data=small_source())
+    cut = simulate(settings(tmp_path, "cut", run__rounds=5, **keys), data=small_source())
+    straight = simulate(settings(tmp_path, "straight", run__rounds=5, **keys), data=small_source())
+    assert cut.summary["model_sha256"] == straight.summary["model_sha256"]
+    assert cut.summary["final"] == straight.summary["final"] is not None

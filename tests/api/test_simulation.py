@@ -266,12 +266,19 @@ def test_methods_that_choose_clients_themselves_take_no_cohort(tmp_path):
 
 def test_a_result_before_the_end(tmp_path):
     sim = stepped(tmp_path)
+    with pytest.raises(UserError, match=r"save_checkpoint: no round has been made yet"):
+        sim.save_checkpoint()
     sim.step()
     with pytest.raises(UserError, match=r"no result before the simulation is closed"):
         _ = sim.result
     sim.close()
     assert sim.result.status == "interrupted"
     sim.close()
+
+
+def kill_server(sim: Simulation) -> None:
+    log = (sim.folder / "log.txt").read_text()
+    os.kill(int(log.rpartition("server: pid ")[2].split()[0]), signal.SIGKILL)
 
 
 def test_steps_on_ray_through_the_death_of_its_processes(ray_cluster, tmp_path):
@@ -288,12 +295,22 @@ def test_steps_on_ray_through_the_death_of_its_processes(ray_cluster, tmp_path):
             assert report.round == number
             assert report.client_model(0) is not None
             if number == 3:
-                log = (sim.folder / "log.txt").read_text()
-                os.kill(int(log.rpartition("server: pid ")[2].split()[0]), signal.SIGKILL)
+                kill_server(sim)
         assert any(not torch.equal(value, first[name]) for name, value in Places(sim.model()).tensors.items())
         sim.save_checkpoint()
     assert sim.result.summary["model_sha256"] == wanted
     assert (sim.result.clients.groupby("round")["client"].apply(list) == [[0, n] for n in range(1, ROUNDS + 1)]).all()
+
+
+def test_going_back_after_the_death_of_the_server(ray_cluster, tmp_path):
+    changes = {"engine.kind": "ray", "engine.actors": 1, "engine.cpus_per_actor": 0.1, "run.checkpoint_every": 1}
+    with Simulation(keys(tmp_path, "scaffold") | changes, data=small_source()) as sim:
+        for _ in range(3):
+            sim.step()
+        kill_server(sim)
+        sim.load_checkpoint(2)
+        assert sim.round == 2
+        assert sim.step().round == 3
 
 
 def test_simulate_is_the_same_loop(tmp_path):
