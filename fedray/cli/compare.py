@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedray.cli.settings import local
 from fedray.errors import UserError
 from fedray.results.measure import AXES
 
@@ -52,8 +53,8 @@ def add_parser(commands: Any) -> None:
         "--any-version", action="store_true", help="also take runs of other versions of fedray than most of them"
     )
     output = "folder of the files; unless given ./comparison, or ./comparison-2 if that is another comparison's"
-    parser.add_argument("--output", metavar="DIR", type=Path, help=output)
-    style = "paper: curves.pdf and other pictures as wide as a column, with small text, dashes and a legend below"
+    parser.add_argument("--output", metavar="DIR", type=local, help=output)
+    style = "paper: curves.pdf too; each panel as wide as a column, with small text, dashes and a legend below"
     parser.add_argument("--style", choices=["page", "paper"], default="page", help=style)
     parser.set_defaults(function=_compare)
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedray.cli.settings import local
 from fedray.errors import UserError
 from fedray.evaluating import SPLITS
 from fedray.util.uris import is_uri
@@ -41,6 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
+        type=local,
         help="folder of the results; unless set, one in evaluations/, beside the model or, if that has a URI, here",
     )
     parser.add_argument(
@@ -69,7 +71,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     for line in lines(found):
         print(line)
     beside = Path("evaluations") if is_uri(words[0]) else found.folder
-    folder = Path(options.output) if options.output else default_folder(found, beside)
+    folder = options.output or default_folder(found, beside)
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")
     if options.features and "tsne.png" not in names:

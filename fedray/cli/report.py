@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedray.cli.settings import local
 from fedray.errors import UserError
 from fedray.remote.fetching import as_path, publish
 from fedray.util.uris import is_uri
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="RUN | SWEEP | SUITE", nargs="?", help="its folder, or the URI of that")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="the page; report.html in the folder unless given")
+    parser.add_argument("--output", metavar="FILE", type=local, help="the page; report.html in the folder unless given")
     parser.set_defaults(function=_report)
 
 
@@ -43,7 +44,8 @@ def _report(options: argparse.Namespace) -> int:
         raise UserError("give the folder of a run, a sweep or a suite, as in: fedray report runs/fedavg-mnist")
     folder = as_path(named)
     page = _page(folder).html()
-    path: Path = options.output or folder / "report.html"
+    path: Path = options.output or folder
+    path = path / "report.html" if path.is_dir() else path
     try:
         write_whole(path, page)
     except OSError as error:

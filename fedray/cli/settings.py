@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedray.config import Config, load
 from fedray.errors import UserError
@@ -22,6 +23,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     ``train.lr=0.1``. In the options that the parser returns, the attribute ``settings`` is the list of these words."""
     settings = "a config file, and overrides; of a key that is given twice the last value counts"
     parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=settings)
+
+
+def local(text: str) -> Path:
+    """Reads an option that is a file or folder of this machine. Raises ``ArgumentTypeError`` for a URI."""
+    if is_uri(text):
+        raise argparse.ArgumentTypeError(f"{text} is not on this machine: give a file or folder here")
+    return Path(text)
 
 
 def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -30,7 +30,6 @@ from fedray.results.style import (
     figure_of,
     label_axes,
     lines_for,
-    width_of,
 )
 from fedray.results.tables import Table, digits_of, in_units
 
@@ -171,7 +170,7 @@ def _clients(run: RecordedRun) -> Figures:
     if rows is not None:
         models = _filled(rows, [name for name in map(str, rows) if name.endswith(f"_{measure.metric}")])[:MOST_LINES]
         if models:
-            figure, (axes,) = figure_of(1, legend_width=width_of(models))
+            figure, (axes,) = figure_of(1, legends=[models])
             for name, line in lines_for(models).items():
                 values = measure.scale * np.quantile(rows[name].dropna().to_numpy(), SHARES)
                 axes.plot(100 * SHARES, values, label=escaped(name), **line.options(len(SHARES)))
@@ -221,7 +220,7 @@ def _drift(run: RecordedRun) -> Figures:
 def _draw_lines(columns: pd.DataFrame, ylabel: str, over: str = "rounds") -> Figure:
     """Returns a figure with a line for each column of a DataFrame whose index is the round, or what ``over`` says."""
     names = list(map(str, columns))
-    figure, (axes,) = figure_of(1, legend_width=width_of(names))
+    figure, (axes,) = figure_of(1, legends=[names])
     for name, line in lines_for(names).items():
         values = columns[name].dropna()
         axes.plot(values.index, values, label=escaped(name), **line.options(len(values)))

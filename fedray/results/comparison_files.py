@@ -33,8 +33,8 @@ NOTES = (
     "Differences are those of runs with the same seeds and the same samples on each client. p is that of the paired "
     "t-test, corrected by Holm's rule for all groups of the table that have one; the intervals are not corrected.",
     "What it took to reach the target is the median over all runs. A run that did not reach it counts as infinite, and "
-    "`> R` says that the median is above R, the least that a run took which did not reach it; `diverged` says that all "
-    "runs that did not reach it diverged. The number in brackets says how many times as much the baseline took.",
+    "`> R` says that the median is above R, that of what each run took at least; `diverged` says that at least half of "
+    "the runs diverged. The number in brackets says how many times as much the baseline took.",
     "Curves have a point for each round in which all runs of the group were evaluated that did not diverge.",
 )
 """Explanations of the words in the tables."""

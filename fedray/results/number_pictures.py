@@ -11,17 +11,7 @@ from matplotlib.figure import Figure
 
 from fedray.results.comparison import ComparisonTables
 from fedray.results.grouping import name_of_values
-from fedray.results.style import (
-    BELOW,
-    BESIDE,
-    MOST_LINES,
-    clean_frame,
-    escaped,
-    figure_of,
-    lines_for,
-    style,
-    width_of,
-)
+from fedray.results.style import MOST_LINES, clean_frame, escaped, figure_of, legend, lines_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +84,7 @@ def _lines_over(key: str, others: Sequence[str], table: pd.DataFrame) -> dict[st
 
 
 def _draw(key: str, lines: Mapping[str, pd.DataFrame], ylabel: str) -> Figure:
-    figure, (axes,) = figure_of(1, legend_width=width_of(list(lines)))
+    figure, (axes,) = figure_of(1, legends=[list(lines)])
     for name, line in lines_for(list(lines)).items():
         rows, options = lines[name], line.options(len(lines[name])) | {"markevery": 1}
         axes.errorbar(rows["number"], rows["value"], yerr=rows["margin"], capsize=3, label=escaped(name), **options)
@@ -108,5 +98,5 @@ def _draw(key: str, lines: Mapping[str, pd.DataFrame], ylabel: str) -> Figure:
     axes.set(xlabel=key, ylabel=ylabel)
     clean_frame(axes)
     if len(lines) > 1:
-        axes.legend(**(BESIDE if style().beside else BELOW))
+        legend(axes)
     return figure

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedray.results.style import BELOW, BESIDE, MOST_LINES, Line, escaped, figure_of, label_axes, style, width_of
+from fedray.results.style import MOST_LINES, Line, escaped, figure_of, label_axes, legend
 
 T = TypeVar("T")
 
@@ -79,8 +79,8 @@ def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]
 def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
     """Draws the panels (pairs of axes) into one figure and returns it. A row of the figure has at most ``columns``
     panels, and each panel has a legend beside it."""
-    width = width_of([curve.name for panel in panels for curve in panel.curves]) if panels else 0
-    figure, axes = figure_of(max(1, len(panels)), columns, legend_width=width * min(columns, max(1, len(panels))))
+    legends = [[curve.name for curve in panel.curves] for panel in panels]
+    figure, axes = figure_of(max(1, len(panels)), columns, legends=legends)
     for place, panel in zip(axes, panels, strict=False):
         _draw(place, panel)
     return figure
@@ -124,10 +124,3 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
     if most > least:
         return max(drawn[0], least - room), min(drawn[1], most + room, max(most, ceiling))
     return least - room, most + room
-
-
-def legend(axes: Axes) -> None:
-    """Puts a legend beside or below ``axes``, with the lines in the order in which they were drawn. All pictures of a
-    comparison have the same order."""
-    if axes.lines:
-        axes.legend(**(BESIDE if style().beside else BELOW))

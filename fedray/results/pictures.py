@@ -12,8 +12,8 @@ from fedray.results.comparison import ComparisonTables, Environment
 from fedray.results.curves import mean_curve
 from fedray.results.grouping import Group
 from fedray.results.number_pictures import number_figures
-from fedray.results.panel import Curve, Panel, draw_panels, legend, parts_of
-from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, clean_frame, escaped, figure_of, lines_for, width_of
+from fedray.results.panel import Curve, Panel, draw_panels, parts_of
+from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, clean_frame, escaped, figure_of, legend, lines_for
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
 """The columns that are drawn in addition to the compared metric, with their axis labels."""
@@ -98,7 +98,7 @@ def _clients_figures(comparison: ComparisonTables, environment: Environment) -> 
         found = {group: distribution(group.runs, measure) for group in groups}
         if all(values is None for values in found.values()):
             continue
-        figure, (axes,) = figure_of(1, legend_width=width_of(list(map(_name, groups))))
+        figure, (axes,) = figure_of(1, legends=[list(map(_name, groups))])
         lines = _lines(groups, comparison)
         for group, values in found.items():
             if values is not None:

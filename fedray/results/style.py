@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 
 MARKERS = "os^Dv<>PX"
 
+HANDLE, LETTER, LINE = 0.6, 0.075, 0.13
+"""The widths in inches of a legend's sample of a line and of a letter of 9 points, and the height of a line of text."""
+
 MOST_LINES = len(COLOURS)
 """The largest number of lines in a panel."""
 
@@ -31,8 +35,8 @@ PANEL = (5.6, 3.6)
 """The width and height of a panel, in inches."""
 
 BELOW: dict[str, Any] = {
-    "loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "frameon": False, "borderaxespad": 0, "ncols": 2,
-    "handlelength": 2.6, "columnspacing": 1.0,
+    "loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "frameon": False, "borderaxespad": 0, "handlelength": 2.6,
+    "columnspacing": 1.0,
 }  # fmt: skip
 """Matplotlib's options for a legend below its panel, where a column has no room beside it."""
 
@@ -129,17 +133,24 @@ def lines_for(labels: Sequence[str]) -> dict[str, Line]:
 
 
 def figure_of(
-    panels: int, columns: int = 2, legend_width: float = 0, panel: tuple[float, float] | None = None
+    panels: int,
+    columns: int = 2,
+    legend_width: float = 0,
+    panel: tuple[float, float] | None = None,
+    legends: Sequence[Sequence[str]] = (),
 ) -> tuple[Figure, list[Axes]]:
     """Returns an empty Matplotlib figure and the axes of its ``panels`` panels, in rows of at most ``columns``.
 
-    ``panel`` is the width and height of each panel in inches, unless the style's. ``legend_width`` is the additional
-    width in inches for legends beside the panels.
+    ``panel`` is the width and height of each panel in inches, unless the style's. ``legends`` has the names in
+    the legend of each panel (:func:`legend`), for which there is room beside or below it; without it ``legend_width``
+    is the additional width of the figure in inches for what is beside its panels.
     """
     columns, panel = min(columns, panels), panel or style().panel
-    if not style().beside:
-        # legends below make panels higher instead
-        panel, legend_width = (panel[0], panel[1] + 0.25 * bool(legend_width)), 0
+    if style().beside:
+        legend_width = max(map(width_of, legends), default=legend_width / columns) * columns
+    else:
+        lines = max((_below(names).lines for names in legends), default=0)
+        panel, legend_width = (panel[0], panel[1] + LINE * lines), 0
     rows = -(-panels // columns)
     size = (panel[0] * columns + legend_width, panel[1] * rows)
     figure = ShownFigure(figsize=size, layout="constrained")
@@ -169,9 +180,42 @@ def label_axes(axes: Axes, over: str, ylabel: str, title: str) -> None:
     clean_frame(axes)
 
 
+def legend(axes: Axes) -> None:
+    """Puts a legend beside or below ``axes``, with the lines in the order in which they were drawn. All pictures of a
+    comparison have the same order."""
+    handles, names = axes.get_legend_handles_labels()
+    if handles and style().beside:
+        axes.legend(**BESIDE)
+    elif handles:
+        below = _below(names)
+        axes.legend(handles, below.names, ncols=below.columns, **BELOW)
+
+
+@dataclass(frozen=True)
+class _Below:
+    """A legend below its panel: in how many ``columns`` its ``names`` are, of which long ones have several lines, and
+    how many ``lines`` are one below the other."""
+
+    columns: int
+    names: list[str]
+
+    @property
+    def lines(self) -> int:
+        return -(-sum(name.count("\n") + 1 for name in self.names) // self.columns)
+
+
+def _below(names: Sequence[str]) -> _Below:
+    """Returns how a legend with ``names`` fits below a panel: in two columns, or in one if the names are long."""
+    letter = LETTER * (style().text - 1) / 9
+    longest, room = max(map(len, names), default=0), style().panel[0]
+    if 2 * (HANDLE + letter * longest) <= room:
+        return _Below(2, list(names))
+    return _Below(1, [textwrap.fill(name, int((room - HANDLE) / letter)) for name in names])
+
+
 def width_of(names: Sequence[str]) -> float:
     """Returns the width in inches that a legend with these ``names`` needs."""
-    return 0.6 + 0.075 * max(map(len, names), default=0)
+    return HANDLE + LETTER * max(map(len, names), default=0)
 
 
 def escaped(name: str) -> str:

@@ -17,6 +17,9 @@ from fedray.cli.main import COMMANDS, main
 from fedray.models import MODELS
 from fedray.models.bits import measured, promise
 
+SETTINGS = {
+    "algorithm.name": "fedavg", "model.name": "logistic", "engine.kind": "local", "run.rounds": 1, "data.clients": 2,
+}  # fmt: skip
 PROGRAM = [sys.executable, str(Path(fedray.__path__[0]) / "run.py")]
 OWN = '''
 import torch
@@ -264,3 +267,39 @@ def test_the_table_of_bits_has_every_model():
     for facts in measured().values():
         assert facts["models"].keys() <= MODELS.keys()
         assert all(own.keys() == set(facts["precisions"]) for own in facts["models"].values())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "LOCKED/runs"],
+        ["run", "model.weights=LOCKED/w.pt"],
+        ["compare", "RUN", "--output", "LOCKED/comparison"],
+    ],
+)
+def test_what_a_user_may_not_enter_is_one_line(arguments, tmp_path):
+    locked, as_user = tmp_path / "locked", []
+    locked.mkdir(mode=0)
+    if not os.getuid():
+        # root may enter everything, unless it gives that up
+        os.chown(locked, 65534, 65534)
+        as_user = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+    words = [word.replace("LOCKED", str(locked)) for word in arguments]
+    if "RUN" in words:
+        done = fedray.simulate({**SETTINGS, "run.output": str(tmp_path), "run.name": "run"})
+        words[words.index("RUN")] = str(done.folder)
+    done = subprocess.run([*as_user, *PROGRAM, *words], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "Permission denied" in done.stderr
+    assert str(locked) in done.stderr
+
+
+def test_the_output_of_a_page_is_a_file_or_folder_here(tmp_path, capsys):
+    done = fedray.simulate({**SETTINGS, "run.output": str(tmp_path), "run.name": "run"})
+    (tmp_path / "out").mkdir()
+    assert main(["report", str(done.folder), "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/report.html").is_file()
+    for command in ("report", "compare", "evaluate"):
+        assert main([command, str(done.folder), "--output", "s3://bucket/x"]) == 2
+        assert "argument --output: s3://bucket/x is not on this machine" in capsys.readouterr().err
+    assert not Path("s3:").exists()

@@ -347,6 +347,17 @@ def test_pictures_for_a_paper(runs, tmp_path, capsys):
     sizes = {text.get_fontsize() for axes in figure.axes for text in axes.findobj(Text) if text.get_text()}
     assert max(sizes) <= 9
     assert len({line.get_linestyle() for line in figure.axes[0].lines}) > 1
+    for seed in range(3):
+        change(
+            runs / f"fedprox-0.1-{seed}/config.yaml", algorithm__name="some/folder/mine.py:" + "Long" * (seed and 16)
+        )
+    with styled("paper"):
+        figure = curves_figure(fedray.compare(runs))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend().get_window_extent()
+        assert (legend.x0 >= 0) and (legend.x1 <= figure.bbox.width)
+        assert axes.get_window_extent().height > 100 * figure.dpi / 72
     assert style().formats == ("png", "svg")
     tex = (tmp_path / "out" / "comparison.tex").read_text()
     labels = re.findall(r"\\label\{tab:[a-z0-9-]+\}", tex)
