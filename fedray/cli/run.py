@@ -79,9 +79,9 @@ def _many(options: argparse.Namespace) -> int:
     from fedray.config import load
     from fedray.tracking.progress import Display
 
-    if options.from_trial is not None or options.print_config:
-        given = "--print-config" if options.print_config else "--from-trial"
-        raise UserError(f"{given} is for one run: leave out --seeds and --over")
+    of_one = {"--print-config": options.print_config, "--profile": options.profile, "--from-trial": options.from_trial}
+    if given := [name for name, value in of_one.items() if value]:
+        raise UserError(f"{given[0]} is for one run: leave out --seeds and --over")
     files, overrides = split(options.settings)
     if len(files) > 1:
         raise UserError(f"one config file at most, not {' and '.join(files)}")

@@ -51,8 +51,10 @@ def _check_extensions(config: Config) -> None:
         check_user_object(config.engine.kind, "engine.kind")
     for entry in config.run.callbacks:
         check_entry(entry, "run.callbacks")
-    for entry in config.run.loggers:
-        check_entry(entry, "run.loggers", LOGGERS)
+    loggers = [check_entry(entry, "run.loggers", LOGGERS) for entry in config.run.loggers]
+    for name in loggers:
+        if name in LOGGERS and loggers.count(name) > 1:
+            raise UserError(f"run.loggers has {name} more than once: a run is shown in one place of each tool")
     for entry in config.train.upload:
         check_entry(entry, "train.upload", importlib.import_module("fedray.uploads").STEPS)
     functions = [("task.metrics", name) for name in config.task.named_metrics.values()]

@@ -57,7 +57,8 @@ class Logger:
 
     def prepare(self, group: str | None) -> None:
         """Called once before runs of ``group`` begin side by side, to make what they would otherwise all make at the
-        same time."""
+        same time. Raises :class:`UserError` if the library is missing."""
+        self.library()
 
     def start(self, run: Begun) -> None:
         """Called before the first round, and again if the run goes back to a checkpoint."""

@@ -17,7 +17,7 @@ from fedray.errors import UserError
 from fedray.experiment.first_checks import check_first
 from fedray.loggers import prepare
 from fedray.remote.fetching import as_path
-from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
+from fedray.tuning.spec import SweepSpec, check_together, merge_settings, read_sweeps
 from fedray.tuning.view import View
 from fedray.util.arguments import callbacks_of, check_objects, override_texts
 from fedray.warning import PythonWarnings
@@ -241,7 +241,12 @@ def _run(
 
     asked = sweeps[0].spec.tune.max_concurrent_trials
     runs = (folder for sweep in sweeps for folder in sorted(sweep.folder.glob("trials/*/*")))
-    where = placed([sweeps[0].base], runs, custom, start, None if asked == "auto" else asked, view.say)
+    extremes = [
+        merge_settings(sweep.base, values)
+        for sweep in sweeps
+        for values in ({}, *sweep.spec.space.extremes(sweep.study.base))
+    ]
+    where = placed(extremes, runs, custom, start, None if asked == "auto" else asked, view.say)
     for sweep in sweeps:
         sweep.engine = where.settings
         prepare(load(sweep.base).run.loggers, sweep.name)

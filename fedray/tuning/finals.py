@@ -113,7 +113,9 @@ class FinalRuns:
         return Assignment(str(seed), [run], "train_loss", "rounds", math.inf)
 
     def report(self, key: str, message: Message) -> bool:
-        if isinstance(message, RunEnd):
+        if isinstance(message, RunEnd) and message.status == "interrupted":
+            self.trial_failed(key, "a callback ended it before its last round")
+        elif isinstance(message, RunEnd):
             metric = self.sweep.study.base.get("task.metric") or "accuracy"
             value = message.row.get(f"test_{metric}", math.nan)
             self._say(f"winner on seed {key}: {message.status}, {metric.replace('_', ' ')} {number_text(value)}")

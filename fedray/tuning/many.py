@@ -127,9 +127,8 @@ def simulate_many(
         return replace(found, callbacks=tuple(callbacks))
 
     view = view or (RunsView() if verbose else RunsView(tell=PythonWarnings()))
-    for line in custom_objects(load(planned[0].settings), None, None, None, label_column, **objects).notes(
-        len(planned)
-    ):
+    seen = {run.settings["run.seed"] for run in planned}
+    for line in custom_objects(load(planned[0].settings), None, None, None, label_column, **objects).notes(len(seen)):
         view.say(line)
     made: Made = make_runs(planned, place, view, custom, most)
     return ManyRuns(place, runs, made.failures, made.interrupted)

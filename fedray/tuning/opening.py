@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from optuna.storages import BaseStorage
 
 from fedray.config import dump_yaml, flat, load
+from fedray.core.task import Task
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
 from fedray.experiment.custom import CustomObjects
@@ -20,10 +21,10 @@ from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import RoundCost, budget_of, choose_axis, cost_of_a_round
 from fedray.tuning.pruning import make_pruner
 from fedray.tuning.recorded import list_keys, record_keys_that_differ
-from fedray.tuning.settings import COSTS
+from fedray.tuning.settings import COSTS, section
 from fedray.tuning.space import Values
 from fedray.tuning.spec import RECORD, SweepSpec, merge_settings, read_record
-from fedray.tuning.storage import JOURNAL, has_study, hold_study, open_storage, storage_of, study_name
+from fedray.tuning.storage import JOURNAL, has_study, hold_study, open_storage, rename_study, storage_of, study_name
 from fedray.tuning.study import Study
 from fedray.tuning.sweep import Sweep
 from fedray.util.files import free_name, write_whole
@@ -65,7 +66,7 @@ def open_sweep(
         storage = _open_folder(spec, record)
         first, outside = _first_values(spec, resolved)
         warnings = [line for line in experiment.notes if line.startswith(WARNING)]
-        notes = [*outside, *unequal, *custom.notes(spec.tune.seeds), *warnings]
+        notes = [*_against_nature(spec, experiment.task), *outside, *unequal, *custom.notes(spec.tune.seeds), *warnings]
         total = number_of_trials(spec, resolved)
         study = Study(
             storage=storage,
@@ -110,8 +111,8 @@ def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Va
     """Returns the values that are tried before any others, a dict for each trial: those of the base, then those that
     the space file lists under ``first``.
 
-    The second list has lines for the user about values that can't be tried, because they are outside the space. It is
-    empty for a grid, which tries only its combinations.
+    The second list has lines for the user about values that can't be tried, because they are outside the space. A grid
+    tries only its combinations, so that nobody expects it to try the base.
     """
     found: list[Values] = []
     notes: list[str] = []
@@ -121,20 +122,25 @@ def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Va
             found.append(dict(values))
         except ValueError as error:
             what = ", ".join(f"{key}={value}" for key, value in values.items()) or "the base configuration"
-            notes.append(f"{spec.name}: {what} is not tried first, because it is outside the space: {error}")
-    return found, notes if spec.sampler != "grid" else []
+            line = f"{spec.name}: {what} is not tried first, because it is outside the space: {error}"
+            if values:
+                notes.append(f"{WARNING}{line}")
+            elif spec.sampler != "grid":
+                notes.append(line)
+    return found, notes
 
 
 def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData) -> SweepSpec:
-    """Returns ``spec`` with an objective, by which trials are compared. The default is the task's main metric on the
-    validation set, such as ``validation_accuracy``. With private layers it is the clients' training loss, because the
-    global model lacks what clients have learnt of these layers.
+    """Returns ``spec`` with an objective, by which trials are compared, and its direction. The default is the task's
+    main metric on the validation set, such as ``validation_accuracy``. With private layers it is the clients' training
+    loss, because the global model lacks what clients have learnt of these layers. Unless a direction is given, metrics
+    have their own, and less is better of all else.
 
     Raises :class:`UserError` for an objective that no trial would record.
     """
     task = experiment.task
     default = {"train_loss": "min"} if experiment.private else {f"validation_{task.main}": task.mode}
-    asked: Mapping[str, str] = spec.tune.objective or default
+    asked: Mapping[str, str | None] = spec.tune.objective or default
     axis = spec.tune.pruner.axis
     if axis in ("virtual_seconds", "joules") and not experiment.config.system.is_on:
         raise UserError(f"tune.pruner.axis={axis} needs a virtual clock (system.*)")
@@ -146,7 +152,25 @@ def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData
                 f"tune.objective: {name} is that of the global model, whose private layers are the initial ones; use "
                 "train_loss, the loss of clients' own models"
             )
-    return replace(spec, tune=spec.tune.model_copy(update={"objective": asked}))
+    directed = {name: way or natural_way(name, task) for name, way in asked.items()}
+    return replace(spec, tune=spec.tune.model_copy(update={"objective": directed}))
+
+
+def natural_way(column: str, task: Task) -> Literal["max", "min"]:
+    """Returns whether more of a ``column`` of metrics.csv is better, "max", or less, "min"."""
+    known = task.metrics.get(column.partition("_")[2])
+    return "max" if known is not None and known.mode == "max" else "min"
+
+
+def _against_nature(spec: SweepSpec, task: Task) -> Iterator[str]:
+    """Yields a warning for each objective that is searched in the direction in which it gets worse."""
+    for name, way in spec.tune.objective.items():
+        if way != natural_way(name, task):
+            words = {"max": "more", "min": "less"}
+            yield (
+                f"{WARNING}{spec.name}: tune.objective looks for {words[str(way)]} {name}, although "
+                f"{words[natural_way(name, task)]} of it is better"
+            )
 
 
 def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
@@ -197,6 +221,9 @@ def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
     is_continued = _prepare_folder(spec, record)
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
+        if not is_continued:
+            # first of all files, as a folder without it is no sweep's
+            write_whole(spec.folder / RECORD, dump_yaml(record))
         storage = storage_of(spec)
         if is_continued and any(spec.folder.glob("trials/*")) and not has_study(storage, study_name(spec)):
             raise UserError(
@@ -230,7 +257,9 @@ def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
                 "same sweep, tune.resume=false starts over (the old folder is renamed)"
             )
         return True
-    if spec.tune.storage and has_study(open_storage(spec.tune.storage), study_name(spec)):
+    in_storage = spec.tune.storage is not None and has_study(open_storage(spec.tune.storage), study_name(spec))
+    is_own = (folder / RECORD).exists() and section(read_record(folder), "tune", "").get("storage") == spec.tune.storage
+    if in_storage and not (resume is False and is_own):
         raise UserError(
             f"tune.storage={spec.tune.storage} has a study {spec.name} already, which is not the one of {folder}: "
             "choose another tune.name"
@@ -238,7 +267,12 @@ def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
     if resume is True:
         raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
     if resume is False and folder.exists():
-        folder.rename(free_name(folder))
+        aside = free_name(folder)
+        if in_storage:
+            rename_study(
+                str(spec.tune.storage), study_name(spec), f"{study_name(spec)}{aside.name[len(folder.name) :]}"
+            )
+        folder.rename(aside)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
     return False

@@ -41,7 +41,8 @@ class Watcher(Protocol):
         """Called now and then with the last row of metrics.csv of a run."""
 
     def ended(self, run: str, how: str, row: Mapping[str, Any]) -> None:
-        """Called when a run has ended. ``how`` is ``completed``, ``diverged`` or ``failed: ...``."""
+        """Called when a run has ended. ``how`` is ``completed``, ``diverged``, ``ended by a callback`` or
+        ``failed: ...``."""
 
     def stop(self) -> None:
         """Called after the last run."""
@@ -58,7 +59,6 @@ class PlannedRuns:
         self.place, self.engine, self.view = place, engine, view
         self.left = {run.folder: run for run in planned}
         self.failures: dict[str, str] = {}
-        self._ended: set[str] = set()
         self._said: set[str] = set()
 
     @property
@@ -87,12 +87,10 @@ class PlannedRuns:
                 self._said.add(message.text)
                 self.view.say(message.of(key))
         elif isinstance(message, RunEnd):
-            self._ended.add(key)
-            self.view.ended(key, message.status, message.row)
+            how = "ended by a callback" if message.status == "interrupted" else message.status
+            self.view.ended(key, how, message.row)
         elif message.error is not None:
             self.trial_failed(key, message.error)
-        elif key not in self._ended and not message.interrupted:
-            self.view.ended(key, "ended by a callback", {})
         return False
 
     def trial_lost(self, key: str, error: str) -> None:
@@ -150,7 +148,8 @@ def make_runs(
     line = "stopping the runs after this round"
     with RayStart(first.engine, view.say, at_once=True) as start, interruptible(view.say, line) as stopping:
         start.ready()
-        prepare(load(planned[0].settings).run.loggers, Path(output_name(place)).name)
+        common = load(planned[0].settings).run
+        prepare(common.loggers, common.group or Path(output_name(place)).name)
         view.began([run.folder for run in planned])
         try:
             for group in groups.values():

@@ -15,6 +15,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from fedray.config import read_file
 from fedray.errors import last_line
 from fedray.results.tables import markdown
 from fedray.tuning.axis import amount
@@ -54,8 +55,8 @@ def trial_table(folder: Path) -> pd.DataFrame:
     - ``rounds``, ``bytes`` (sent to and from clients) and ``flops`` of the whole run.
     - ``best``, ``best_round``: the best value of the first objective, and its round; ``mean``: the objective's mean
       over the rounds, that is, the area under its curve.
-    - ``bytes_to_<target>`` for each of run.targets: the bytes until the validation metric reached the target; empty if
-      the metric did not reach the target.
+    - ``bytes_to_<target>`` for each of run.targets: the bytes until the validation metric reached the target, as a mean
+      over the trial's runs; empty if one of them did not reach the target.
     """
     (spec,) = read_sweeps(folder)
     return _table(spec, study_of(spec))
@@ -66,7 +67,8 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
     for trial in study.get_trials(deepcopy=False):
         if VALUES not in trial.user_attrs:
             continue
-        runs = pd.DataFrame([_of_run(rows, spec) for rows in runs_of(spec.trial_folder(trial.number))])
+        folder = spec.trial_folder(trial.number)
+        runs = pd.DataFrame([_of_run(rows, spec, folder) for rows in runs_of(folder)])
         seconds = float(runs.pop("seconds").sum()) if len(runs) else 0.0
         error = trial.user_attrs.get(ERROR, "")
         rows.append(
@@ -74,6 +76,8 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
             | dict(zip(spec.tune.objective, _finals(trial), strict=False))
             | sampled_values(trial)
             | {"seconds": seconds, **runs.mean().to_dict()}
+            # a run that did not reach a target has no number of bytes, and so the mean has none
+            | runs.filter(like="bytes_to_").mean(skipna=False).to_dict()
             | ({"error": last_line(error)} if error else {})
         )
     return pd.DataFrame(rows)
@@ -92,7 +96,17 @@ def _finals(trial: FrozenTrial) -> list[float]:
     return [value if math.isfinite(value) else math.nan for value in values]
 
 
-def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, Any]:
+def _followed(spec: SweepSpec, trial: Path) -> tuple[str, str]:
+    """Returns the column of the validation metric whose targets are followed, and whether more or less of it is better
+    ("max", "min"): that of an objective, or else the main metric of the runs in ``trial``, the folder of a trial."""
+    for name, way in spec.tune.objective.items():
+        if name.startswith("validation_"):
+            return name, str(way)
+    task = read_file(next(trial.glob("seed-*/config.yaml")))["task"]
+    return f"validation_{task['metric']}", task["mode"]
+
+
+def _of_run(rows: pd.DataFrame, spec: SweepSpec, trial: Path) -> dict[str, Any]:
     objective, mode = next(iter(spec.tune.objective.items()))
     last, values, total = rows.iloc[-1], amount(rows, objective), amount(rows, "bytes")
     found = {"seconds": last["wall_seconds"], "rounds": last["round"], "bytes": total.iloc[-1], "flops": last["flops"]}
@@ -100,10 +114,9 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, Any]:
     if values.notna().any():
         best = values.idxmax() if mode == "max" else values.idxmin()
         found |= {"best": values[best], "best_round": rows["round"][best], "mean": values.mean()}
-    validated = next((name for name in spec.tune.objective if name.startswith("validation_")), "validation_accuracy")
-    is_less_better = spec.tune.objective.get(validated) == "min"
     for target in spec.base.get("run.targets") or []:
-        reached = total[rows[validated] <= target if is_less_better else rows[validated] >= target]
+        validated, way = _followed(spec, trial)
+        reached = total[rows[validated] <= target if way == "min" else rows[validated] >= target]
         found[f"bytes_to_{target:g}"] = reached.iloc[0] if len(reached) else math.nan
     return found
 
@@ -149,7 +162,7 @@ def write_report(spec: SweepSpec) -> list[Path]:
     return written
 
 
-def rank_trials(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
+def rank_trials(table: pd.DataFrame, objective: str, mode: str | None) -> pd.DataFrame:
     """Returns ``table``, a table of trials as :func:`trial_table` returns it, with its rows sorted: complete trials
     first, then pruned ones, then all others. Within each of these three groups the best trial comes first.
 

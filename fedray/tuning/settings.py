@@ -64,10 +64,10 @@ class TuneConfig(Section):
         None, description="folder on every node in which a sweep works whose output is a URI; in the cache unless set"
     )
     space: str | None = Field(None, description="which of the file's spaces; unless set, the only one, else wide")
-    objective: dict[str, Literal["max", "min"]] = Field(
+    objective: dict[str, Literal["max", "min"] | None] = Field(
         {},
-        description="columns of metrics.csv, or bytes, each max or min; several give a Pareto front; unless set, the "
-        "task's main metric on the validation set, as in {validation_accuracy: max}",
+        description="columns of metrics.csv, or bytes, each max or min (the metric's own unless given); several give a "
+        "Pareto front; unless set, the task's main metric on the validation set, as in {validation_accuracy: max}",
     )
     trials: Whole | None = Field(
         None, ge=1, le=10**6, description="number of trials; 30, or the whole grid, unless set"
@@ -136,14 +136,14 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
     returns it as :class:`TuneConfig`. ``of_file`` is the section as it stands in the file, or None; keys in
     ``overrides`` replace those of the file.
 
-    An objective without a direction is maximised if it is an accuracy or an F1 score, and minimised otherwise. Raises
-    :class:`UserError` for a wrong key or value. Its message begins with ``where``, which names the file.
+    An objective without a direction has None, as the task's metrics are not known yet. Raises :class:`UserError` for a
+    wrong key or value. Its message begins with ``where``, which names the file.
     """
     written = expand(section({"tune": of_file}, "tune", where))
     objective = overrides.get("objective", written.get("objective"))
     both = expand(flat({**written, "objective": None}) | flat({**overrides, "objective": None}))
     if isinstance(objective, str):
-        objective = {objective: "max" if objective.endswith(("accuracy", "f1")) else "min"}
+        objective = {objective: None}
     tune: TuneConfig = check(TuneConfig, {**both, "objective": {} if objective is None else objective}, where, "tune.")
     if tune.storage is not None:
         tune = tune.model_copy(update={"storage": _permanent_url(tune.storage)})

@@ -36,8 +36,12 @@ SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (eac
 RECORD = "sweep.yaml"
 """The file in a sweep's folder that records what the sweep does. It has the form of a space file."""
 
-DECIDED = ("run.name", "run.output", "run.working_copy", "run.resume", "run.eval_test")
-"""The keys that the sweep itself sets for each trial. A space file must not set them."""
+DECIDED = {
+    "run.name": "; use tune.name", "run.output": "; use tune.output", "run.working_copy": "; use tune.working_copy",
+    "run.resume": "; use tune.resume", "run.group": ", whose name it is (tune.name)", "run.eval_test": "",
+}  # fmt: skip
+"""The keys that the sweep itself sets for each trial, and what users are told of them. A space file must not set
+them."""
 
 OF_ALL_TRIALS = (
     "data.source", "data.root", "data.variant", "data.normalization", "data.mean", "data.std", "data.image_size",
@@ -175,7 +179,9 @@ def read_sweeps(space: str | PathLike[str] | Mapping[str, Any], overrides: Itera
     chosen = _choose_space(spaces, tune.space, where)
     tune = tune.model_copy(update={"space": chosen})
     entries = section(spaces, chosen, f"{where}spaces.")
-    raw_space = {str(key): text for key, text in entries.items() if key not in fixed}
+    # a key that is given has its value in all trials, so that what would replace it is not searched either
+    decided = {*fixed, *_alternatives(fixed)}
+    raw_space = {str(key): text for key, text in entries.items() if key not in decided}
     name = tune.name or (path.stem if path else plain(short_name(str(base.get("algorithm.name", "sweep")))))
     environments = list(_environments(section(values, "environments", where), fixed, raw_space, where))
     if len({label for label, _ in environments}) < len(environments):
@@ -301,8 +307,13 @@ def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, 
     If a key of ``by`` can't be set together with a key of ``base``, the key of ``base`` is left out: run.iterations in
     ``by`` removes run.rounds (:data:`ALTERNATIVES`).
     """
-    replaced = {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if by.get(key) is not None}
+    replaced = _alternatives(by)
     return {key: value for key, value in base.items() if key not in replaced} | dict(by)
+
+
+def _alternatives(settings: Mapping[str, Any]) -> set[str]:
+    """Returns the keys that can't be set together with one of ``settings``."""
+    return {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if settings.get(key) is not None}
 
 
 def _environments(
@@ -355,10 +366,9 @@ def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict
 def _check(spec: SweepSpec) -> None:
     """Raises :class:`UserError` if the space file of ``spec`` sets keys that a sweep decides itself, searches keys that
     can't be searched, or has too long a name."""
-    for key in DECIDED:
+    for key, instead in DECIDED.items():
         if key in spec.base or key in spec.raw_space:
-            instead = f"tune.{key.partition('.')[2]}" if key != "run.eval_test" else None
-            raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
+            raise UserError(f"{spec.name}: {key} is set by the sweep{instead}")
     _same_for_all(spec.raw_space, spec.name)
     for part in spec.name.split("/"):
         if len(part.encode()) > LONGEST_NAME:

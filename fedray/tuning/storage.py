@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, get_storage
@@ -15,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from fedray.errors import UserError, first_line
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tuning.spec import SweepSpec
+from fedray.util.files import room_for
 
 JOURNAL = "study.journal"
 """The default file of a study, in its sweep's folder. ``tune.storage`` can name another place."""
@@ -76,8 +78,20 @@ def open_journal(path: Path) -> BaseStorage:
     return _journal(path)
 
 
+class _Journal(JournalFileBackend):
+    """A journal that says in one line that its disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with room_for(self.path):
+            super().append_logs(logs)
+
+
 def _journal(path: Path) -> BaseStorage:
-    return _checked(lambda: JournalStorage(JournalFileBackend(str(path))), path)
+    return _checked(lambda: JournalStorage(_Journal(path)), path)
 
 
 def _checked(opened: Callable[[], BaseStorage], where: object) -> BaseStorage:
@@ -96,6 +110,12 @@ def has_study(storage: BaseStorage, name: str) -> bool:
     """Returns whether an Optuna ``storage`` already contains a study (the record of a hyper-parameter search) with this
     ``name``."""
     return name in optuna.get_all_study_names(storage)
+
+
+def rename_study(url: str, old: str, new: str) -> None:
+    """Gives the study ``old`` in the storage at ``url`` the name ``new``, with all of its trials."""
+    optuna.copy_study(from_study_name=old, from_storage=url, to_storage=url, to_study_name=new)
+    optuna.delete_study(study_name=old, storage=url)
 
 
 def study_of(spec: SweepSpec) -> optuna.Study:

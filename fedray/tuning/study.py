@@ -26,8 +26,9 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 """The states of trials that will not be continued."""
 
-VALUES, ERROR = "values", "error"
-"""The names of a trial's user attributes: the sampled values as JSON, and the reason why the trial failed."""
+VALUES, ERROR, RETRIES = "values", "error", "retries"
+"""The names of a trial's user attributes: the sampled values as JSON, the reason why the trial failed, and the number
+of the failed trial that it tries again."""
 
 
 class AskedTrial(NamedTuple):
@@ -106,14 +107,19 @@ class Study:
 
     def ask(self) -> AskedTrial:
         """Chooses the next trial to run, and returns its number and values. A trial that was running when an earlier
-        process died comes first, then a queued trial (values that the user listed, a combination of a grid, or a failed
-        trial that is tried again), and then a trial with new values from the sampler."""
+        process died comes first, then a failed trial that is tried again, then one with queued values (that the user
+        listed, or a combination of a grid), and then a trial with new values from the sampler."""
+        # each trial has a sampler with another seed, because with one seed for all, a process that continues the
+        # study would draw the same values again
         if self._interrupted:
             frozen = self._interrupted.pop(0)
+            self._study.sampler = self._make_sampler(frozen.number)
             trial = Trial(self._study, frozen._trial_id)
+        elif (retry := self._queued_retry()) is not None:
+            # Optuna would take the first of all that are queued, and the sweep may end before it comes to this one
+            self._study._storage.set_trial_state_values(retry._trial_id, TrialState.RUNNING)
+            trial = Trial(self._study, retry._trial_id)
         else:
-            # each trial has a sampler with another seed, because with one seed for all, a process that continues the
-            # study would draw the same values again
             self._study.sampler = self._make_sampler(len(self.trials))
             trial = self._study.ask()
         # for an interrupted trial Optuna returns the values that it has recorded
@@ -121,6 +127,10 @@ class Study:
         trial.set_user_attr(VALUES, json.dumps(values))
         self._running[trial.number] = trial
         return AskedTrial(trial.number, values)
+
+    def _queued_retry(self) -> FrozenTrial | None:
+        queued = (trial for trial in self.trials if trial.state == TrialState.WAITING)
+        return next((trial for trial in queued if RETRIES in trial.user_attrs), None)
 
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
         """Records how good the running trial ``number`` is so far. Returns whether the trial should be pruned (stopped
@@ -163,7 +173,7 @@ class Study:
     @property
     def failed(self) -> list[FrozenTrial]:
         """The trials that failed and that :meth:`retry_failed` has not queued again."""
-        again = {trial.user_attrs.get("retries") for trial in self.trials}
+        again = {trial.user_attrs.get(RETRIES) for trial in self.trials}
         failed = [trial for trial in self.trials if trial.state == TrialState.FAIL and VALUES in trial.user_attrs]
         return [trial for trial in failed if trial.number not in again]
 
@@ -172,13 +182,13 @@ class Study:
         how many trials were queued."""
         failed = self.failed
         for trial in failed:
-            self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
+            self._study.enqueue_trial(trial.params, user_attrs={RETRIES: trial.number})
         return len(failed)
 
     def wanted(self, trials: int) -> int:
         """Returns the total number of trials of a sweep: the ``trials`` that the user asked for, and one more for each
         failed trial that was queued again."""
-        return trials + sum("retries" in trial.user_attrs for trial in self.trials)
+        return trials + sum(RETRIES in trial.user_attrs for trial in self.trials)
 
     def left(self, trials: int) -> int:
         """Returns how many trials of a sweep still have to be started if the user asked for ``trials`` trials. The

@@ -163,7 +163,9 @@ class Sweep:
     def _record_round(self, number: int, trial: RunningTrial, message: Round) -> bool:
         value = amount(message.row, self.objectives[0])
         trial.value = statistics.fmean([*(final[0] for final in trial.finals), value])
-        steps = [message.run * STEPS + step for step in message.steps]
+        # the last step of a run but the last is that of its end, after which runs are compared
+        most = STEPS if message.run + 1 == self.spec.tune.seeds else STEPS - 1
+        steps = [message.run * STEPS + step for step in dict.fromkeys(min(step, most) for step in message.steps)]
         # stopping a trial after its last round would save nothing
         return self._record_steps(number, trial, steps, may_stop=not message.is_last)
 

@@ -72,8 +72,9 @@ class RunEnd(NamedTuple):
     """A message that a running trial sends to its source, the object that decides which trials run: one of the trial's
     runs has ended.
 
-    ``run`` is the run's position among the trial's runs, from 0, ``status`` is how it ended, such as "completed" or
-    "diverged", and ``row`` is its last row of metrics.csv.
+    ``run`` is the run's position among the trial's runs, from 0, ``status`` is how it ended: "completed", "diverged",
+    or "interrupted" if a callback has ended it. ``row`` is its last row of metrics.csv, with the last value of what was
+    not measured in that round.
     """
 
     run: int
@@ -124,17 +125,18 @@ def run_trial(
 
     display = Display(quiet=True, warn=warn)
     for number, settings in enumerate(assignment.runs):
-        config, step = load(settings), 0
+        config, step, is_stopped = load(settings), 0, False
 
         def on_round(finished: Report, run: int = number, rounds: int = config.rounds) -> bool:
-            nonlocal step
+            nonlocal step, is_stopped
             row = dict(finished.metrics)
             now = steps_reached(row, assignment.axis, assignment.budget)
             if now == step or math.isnan(amount(row, assignment.objective)):
                 return interrupted()
             before, step = step, now
             is_last = finished.round == rounds and run + 1 == len(assignment.runs)
-            return report(Round(run, range(before + 1, now + 1), row, is_last)) or interrupted()
+            is_stopped = report(Round(run, range(before + 1, now + 1), row, is_last))
+            return is_stopped or interrupted()
 
         is_put_off = False
 
@@ -151,8 +153,10 @@ def run_trial(
         if is_put_off:
             return TrialEnd(interrupted=True)
         status, rows = result.summary["status"], result.metrics
+        if status == "interrupted":
+            rows = rows.ffill()
         last_row: Any = rows.iloc[-1].to_dict() if len(rows) else {}
-        if status == "interrupted" or report(RunEnd(number, status, last_row)) or status == "diverged":
+        if is_stopped or report(RunEnd(number, status, last_row)) or status == "diverged":
             break
     return TrialEnd()
 

@@ -356,7 +356,8 @@ def test_pictures_for_a_paper(runs, tmp_path, capsys):
     figure.draw_without_rendering()
     for axes in figure.axes:
         legend = axes.get_legend().get_window_extent()
-        assert (legend.x0 >= 0) and (legend.x1 <= figure.bbox.width)
+        assert legend.x0 >= 0
+        assert legend.x1 <= figure.bbox.width
         assert axes.get_window_extent().height > 100 * figure.dpi / 72
     assert style().formats == ("png", "svg")
     tex = (tmp_path / "out" / "comparison.tex").read_text()

@@ -14,6 +14,7 @@ from sweeps_on_ray import go
 
 from fedray import UserError, simulate_many
 from fedray.experiment.custom import CustomObjects
+from fedray.loggers import prepare
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tuning.trial import Assignment, Line, run_trial
 
@@ -172,3 +173,12 @@ def test_a_logger_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(UserError, match=r"wandb needs the library wandb, as in pip install 'fedray\[wandb\]'"):
         logged(tmp_path, "wandb")
+
+
+def test_what_can_not_be_shown_is_one_line_before_anything_begins(tmp_path):
+    with pytest.raises(UserError, match=r"^run.loggers: mlflow failed in prepare: .*nowhere"):
+        prepare([{"mlflow": "nowhere://x"}], "group")
+    two = [{"mlflow": f"sqlite:///{tmp_path}/{name}.db"} for name in "ab"]
+    with pytest.raises(UserError, match=r"^run.loggers has mlflow more than once"):
+        logged(tmp_path, *two)
+    assert list(tmp_path.iterdir()) == []

@@ -184,12 +184,42 @@ def test_a_file_and_its_base_beside_it(tmp_path):
     assert spec.base == {"algorithm.name": "fedavgm", "train.lr": 0.5}
 
 
-def test_what_is_better_of_an_objective():
-    for name, way in {"validation_accuracy": "max", "train_loss": "min", "bytes": "min", "wall_seconds": "min"}.items():
-        (spec,) = read_sweeps(described(), [f"tune.objective={name}"])
-        assert spec.tune.objective == {name: way}
-    (spec,) = read_sweeps(described(), ["tune.objective={train_loss: max}"])
-    assert spec.tune.objective == {"train_loss": "max"}
+@pytest.mark.parametrize(
+    ("asked", "way", "warned"),
+    [
+        ("validation_accuracy", "max", False),
+        ("train_loss", "min", False),
+        ("bytes", "min", False),
+        ("validation_own", "max", False),
+        ("{validation_own: }", "max", False),
+        ("{train_loss: max}", "max", True),
+        ("{validation_own: min}", "min", True),
+    ],
+)
+def test_what_is_better_of_an_objective(asked, way, warned, tmp_path):
+    """That of the metric, also of the user's own, unless it is said."""
+    (tmp_path / "own.py").write_text("def own(logits, targets):\n    return (logits.argmax(1) == targets).float()\n")
+    keys = [f"task.metrics={{own: {tmp_path}/own.py:own}}", "task.metric=own", "task.mode=max"]
+    with opened(tmp_path, *keys, f"tune.objective={asked}") as sweep:
+        assert list(sweep.spec.tune.objective.values()) == [way]
+        assert sweep.study.best() == []
+        assert any("although" in note for note in sweep.notes) is warned
+
+
+def test_what_is_given_is_not_searched_under_another_name(tmp_path):
+    space = {"train.cohort_size": {"int": [2, 5]}, "algorithm.mu": {"uniform": [0, 1]}}
+    (spec,) = read_sweeps(described(spaces={"wide": space}), ["train.participation=0.5"])
+    assert list(spec.raw_space) == ["algorithm.mu"]
+
+
+@pytest.mark.parametrize("kind", ["grid", "uniform"])
+def test_first_values_that_are_outside_the_space_are_told(kind, tmp_path):
+    space = {"algorithm.mu": {kind: [0.1, 0.2]}}
+    first = [{"algorithm.mu": 0.5}]
+    sampler = ["tune.sampler=grid"] if kind == "grid" else []
+    with opened(tmp_path, *sampler, spaces={"wide": space}, first=first) as sweep:
+        told = [note for note in sweep.notes if "algorithm.mu=0.5 is not tried first" in note]
+    assert [note.startswith("warning: ") for note in told] == [True]
 
 
 def test_a_storage_is_found_from_anywhere(tmp_path, monkeypatch):

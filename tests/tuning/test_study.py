@@ -4,6 +4,7 @@ import contextlib
 import math
 import multiprocessing
 import os
+import resource
 import signal
 from typing import get_args
 
@@ -151,6 +152,46 @@ def test_what_failed_is_tried_again_once(tmp_path):
         assert found.ask().values == asked.values
         found.complete(1, [0.5])
         assert found.retry_failed() == 0
+
+
+def test_what_failed_comes_before_what_is_queued(tmp_path):
+    """The sweep may end before all of the queue was tried, as with tune.trials below the size of a grid."""
+    with kept(tmp_path / "j.log") as storage:
+        found = study(storage, GRID, sampler="grid")
+        asked = [found.ask() for _ in range(3)]
+        for number in (0, 2):
+            found.complete(number, [0.5])
+        found.fail(1, "no room")
+    with kept(tmp_path / "j.log") as storage:
+        found = study(storage, GRID, sampler="grid")
+        assert found.retry_failed() == 1
+        assert found.left(3) == 1
+        again = found.ask()
+        assert again.values == asked[1].values
+        found.fail(again.number, "no room again")
+        assert [trial.number for trial in found.failed] == [again.number]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_killed_between_the_choice_of_a_trial_and_its_values(sampler, tmp_path):
+    with kept(tmp_path / "j.log") as storage:
+        wanted = study(storage, sampler=sampler).ask()
+    with kept(tmp_path / "k.log") as storage:
+        study(storage, sampler=sampler)._study.ask()
+    with kept(tmp_path / "k.log") as storage:
+        assert study(storage, sampler=sampler).ask() == wanted
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with kept(tmp_path / "j.log") as storage:
+        found = study(storage)
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "j.log").stat().st_size + 10, hard))
+        try:
+            with pytest.raises(UserError, match=r"can't write .*j.log: File too large; make room"):
+                found.ask()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_report_that_is_repeated_after_a_restart_is_recorded_once(tmp_path):

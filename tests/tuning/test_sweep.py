@@ -269,6 +269,40 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
         assert not list((tmp_path / "s" / "trials" / "0001").glob("*/checkpoints"))
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_that_a_callback_ends_counts_as_it_is(seeds, tmp_path):
+    with opened(tmp_path, f"tune.seeds={seeds}", "run.eval_every=2") as sweep:
+        assignment = sweep.next_trial()
+        own = CustomObjects(small_source(), callbacks=(lambda report: report.round == 5,))
+        heard = []
+
+        def tell(message):
+            heard.append(message)
+            return sweep.report(assignment.key, message)
+
+        sweep.report(assignment.key, run_trial(assignment, own, tell))
+        ends_of_runs = [message for message in heard if isinstance(message, RunEnd)]
+        assert [(each.run, each.status, each.row["round"]) for each in ends_of_runs] == [
+            (run, "interrupted", 5) for run in range(seeds)
+        ]
+        # the last evaluation was two rounds after the one before
+        at = [read_metrics(tmp_path / f"s/trials/0000/seed-{seed}")["validation_accuracy"][3] for seed in range(seeds)]
+        (trial,) = sweep.study.trials
+        assert (trial.state.name, trial.value) == ("COMPLETE", pytest.approx(sum(at) / seeds))
+
+
+def test_a_run_that_is_dearer_than_the_base_is_compared_after_its_end(tmp_path):
+    """Its steps are over before its run is, which is no end of a run."""
+    with opened(tmp_path, "tune.seeds=2", "tune.pruner.kind=median", "tune.pruner.axis=bytes") as sweep:
+        sweep.next_trial()
+        for number in (5, 10):
+            half = Round(0, range(4 * number - 19, 4 * number + 1), row(number, number / 10, size=200), False)
+            assert not sweep.report("0", half)
+        assert 20 not in sweep.study.trials[0].intermediate_values
+        sweep.report("0", RunEnd(0, "completed", row(10, 0.9, size=200)))
+        assert sweep.study.trials[0].intermediate_values[20] == 0.9
+
+
 AMOUNTS = st.sampled_from([0.25, 0.5, 1.0, 2.0])
 
 

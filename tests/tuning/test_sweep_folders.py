@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+
+import optuna
 import pytest
 import yaml
 from optuna.trial import TrialState
@@ -123,6 +126,20 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
         check_together(read_sweeps(tmp_path / "s"))
 
 
+def test_a_sweep_that_was_killed_before_its_study_goes_on(tmp_path, monkeypatch):
+    """The record is written first, so that the folder is known as a sweep's."""
+    monkeypatch.setattr("fedray.tuning.opening.storage_of", no_room)
+    with pytest.raises(UserError, match="can't write"), opened(tmp_path):
+        pass
+    monkeypatch.undo()
+    with opened(tmp_path) as sweep:
+        assert sweep.next_trial() is not None
+
+
+def no_room(spec):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_the_study_in_a_storage_of_the_users(tmp_path):
     url = f"tune.storage=sqlite:///{tmp_path / 'all.db'}"
     with opened(tmp_path, url) as sweep:
@@ -131,13 +148,18 @@ def test_the_study_in_a_storage_of_the_users(tmp_path):
     with opened(tmp_path, url) as sweep:
         assert sweep.study.count(TrialState.COMPLETE) == 1
     assert not (tmp_path / "s" / "study.journal").exists()
-    # another folder, or a fresh one, is another sweep
-    for other in ("tune.output=" + str(tmp_path / "elsewhere"), "tune.resume=false"):
-        with pytest.raises(UserError, match="has a study s already"), opened(tmp_path, url, other):
+    # another folder is another sweep, also one that would start over
+    other = f"tune.output={tmp_path / 'elsewhere'}"
+    for more in ([], ["tune.resume=false"]):
+        with pytest.raises(UserError, match="has a study s already"), opened(tmp_path, url, other, *more):
             pass
-    assert not (tmp_path / "s.bak-1").exists()
+    with opened(tmp_path, url, "tune.resume=false") as sweep:
+        assert sweep.study.count(TrialState.COMPLETE) == 0
+    assert (tmp_path / "s.bak-1").is_dir()
     with opened(tmp_path, url) as sweep:
-        assert sweep.study.count(TrialState.COMPLETE) == 1
+        assert sweep.study.count(TrialState.COMPLETE) == 0
+    old = optuna.load_study(study_name="s.bak-1", storage=url.partition("=")[2])
+    assert [trial.value for trial in old.trials] == [0.5]
 
 
 def test_a_sweep_without_its_study_is_not_begun_again(tmp_path):
