@@ -135,7 +135,7 @@ def main() -> None:
             found = pd.DataFrame({"system": system, "seed": seed, "round": [*made], "accuracy": [*made.values()]})
             points = pd.concat([points, found], ignore_index=True) if len(points) else found
             points.to_csv(path, index=False)
-            report(points, options.output)
+    report(points, options.output)
 
 
 if __name__ == "__main__":

@@ -66,11 +66,20 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
     return list(found)
 
 
+FROZEN = "_is_frozen_for_fedray"
+"""The attribute of a layer that is frozen although it has no parameters by which that could be seen."""
+
+
+def freeze(layer: nn.Module) -> None:
+    """Notes that ``layer`` is frozen, which matters if it has no parameters (:func:`is_frozen`)."""
+    setattr(layer, FROZEN, True)
+
+
 def is_frozen(layer: nn.Module) -> bool:
     """Returns whether none of the parameters of ``layer`` is trained (``requires_grad`` is false). Parameters of its
-    sublayers do not count, and a layer without parameters is not frozen."""
+    sublayers do not count, and a layer without parameters is frozen only after :func:`freeze`."""
     parameters = list(layer.parameters(recurse=False))
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+    return not any(each.requires_grad for each in parameters) if parameters else getattr(layer, FROZEN, False)
 
 
 def unit_vectors(module: nn.Module) -> set[str]:

@@ -25,6 +25,8 @@ OF_IMAGES = {
     "imagenet": "mean and standard deviation of ImageNet, which pretrained models expect",
 }
 
+OF_PHOTOGRAPHS = {DEFAULT: OF_IMAGES["imagenet"], "imagenet": OF_IMAGES["imagenet"]}
+
 OF_TABLES = {
     DEFAULT: "inputs stay as they are; bytes are divided by 255",
     "standard": "mean and standard deviation of each column or channel of the training samples",

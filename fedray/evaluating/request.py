@@ -96,7 +96,9 @@ def request_of(
         raise UserError(f"{target}: say which model it is, for example model.name=lenet5")
     inputs, names = ({}, []) if base is not None else _inputs_and_classes(run)
     same = values.get("data.source") == config.data.source and "data" not in objects
-    return Request(file, config, notes, inputs if same else {}, names)
+    # other samples were asked for, but not another scaling of them, nor other code
+    kept = {name: digest for name, digest in inputs.items() if same or name in ("normalisation", "code of the model")}
+    return Request(file, config, notes, kept, names)
 
 
 def _read(path: str | Path) -> dict[str, Any]:

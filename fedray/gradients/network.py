@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
+from fedray.core.linear import linear_layers
 from fedray.core.norms import BATCH_NORMS, TRACKING_NORMS, is_frozen, norm_layers, single_value_norms
 from fedray.core.places import Places, same_bits, with_parameters_of
 from fedray.core.precision import autocast
@@ -161,8 +162,8 @@ class Network:
         called last are the model's features. This costs a few percent of a small model's step."""
         self._watched = True
         predictor = set(self._head.predictor.modules()) if self._head else set()
-        for layer in self.module.modules():
-            if isinstance(layer, nn.Linear) and layer not in predictor:
+        for layer in linear_layers(self.module):
+            if layer not in predictor:
                 layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
 
     def _remember_features(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:

@@ -82,29 +82,36 @@ def _of_transformers(
     has_weights = not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     with _quiet(library):
         config = library.AutoConfig.from_pretrained(name, trust_remote_code=False, **size, **options)
+        for key in options:
+            if not hasattr(config, key):
+                raise ValueError(f"model.{key}: its configuration has no such key{near_miss(key, config.to_dict())}")
+        drawn: list[str] = []
         if not (has_weights if pretrained is None else pretrained):
             module: nn.Module = auto.from_config(config, trust_remote_code=False)
         else:
             module, found = auto.from_pretrained(
                 name, config=config, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
             )
-            _require_weights(module, found)
+            drawn = _drawn(module, found)
     # of a class of transformers
     kind_of = type(module)
-    module.__class__ = type(kind_of.__name__, (LogitsOnly, kind_of), {"__module__": kind_of.__module__})
+    parts = {"__module__": kind_of.__module__, "drawn": tuple(drawn)}
+    module.__class__ = type(kind_of.__name__, (LogitsOnly, kind_of), parts)
     return module
 
 
-def _require_weights(module: nn.Module, found: Mapping[str, Any]) -> None:
-    """Raises ValueError if a folder of weights lacks some of ``module``, or has others, apart from the last layer,
-    which is drawn for another number of classes. ``found`` is what transformers says about it."""
-    last = [name for name, layer in module.named_modules() if any(True for _ in layer.parameters(recurse=False))][-1]
-    wrong = [key if isinstance(key, str) else key[0] for key in (*found["missing_keys"], *found["mismatched_keys"])]
-    if others := sorted(name for name in wrong if not name.startswith(f"{last}.")):
+def _drawn(module: nn.Module, found: Mapping[str, Any]) -> list[str]:
+    """Returns the names of those of a module's weights that a folder lacks, or has in other shapes, and that are
+    therefore drawn at random: the layers for a task, behind the model's body. ``found`` is what transformers says about
+    them. Raises ValueError if the body itself lacks some."""
+    drawn = [key if isinstance(key, str) else key[0] for key in (*found["missing_keys"], *found["mismatched_keys"])]
+    body = f"{getattr(module, 'base_model_prefix', '')}."
+    if lacking := sorted(name for name in drawn if name.startswith(body)):
         raise ValueError(
-            f"its weights do not fit: {others[0]}{f' and {len(others) - 1} more' if len(others) > 1 else ''} would be "
-            "drawn at random; model.pretrained=false draws all"
+            f"its weights do not fit: {lacking[0]}{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''} would "
+            "be drawn at random; model.pretrained=false draws all"
         )
+    return sorted(drawn)
 
 
 def _of_timm(

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 from fedray.config.model import PeftConfig
+from fedray.core.linear import is_adapter
+from fedray.core.norms import TRACKING_NORMS, freeze
 from fedray.core.private import private_names
 from fedray.core.vectors import Layout
 from fedray.errors import UserError, near_miss
@@ -29,6 +31,9 @@ def adapt(module: nn.Module, peft: PeftConfig, trainable: Sequence[str] | None) 
     chosen = [named[name] for name in trained if name in named]
     for parameter in named.values():
         parameter.requires_grad_(False)
+    for name, layer in module.named_modules():
+        if isinstance(layer, TRACKING_NORMS) and not any(key.startswith(f"{name}.") for key in trained):
+            freeze(layer)
     if peft.kind != "none":
         _add_layers(module, peft, {id(parameter) for parameter in chosen})
     for parameter in chosen:
@@ -58,6 +63,21 @@ def _add_layers(module: nn.Module, peft: PeftConfig, whole: Collection[int]) -> 
         # of layers whose weights lie the other way round, which peft finds out itself
         warnings.simplefilter("ignore")
         inject_adapter_in_model(config, module)
+    _leave_fast_path(module)
+
+
+def _leave_fast_path(module: nn.Module) -> None:
+    """Makes the encoder layers of torch call their linear layers in evaluation mode, too, where they would otherwise
+    read the weights alone, without the matrices beside them."""
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer) and any(is_adapter(name) for name, _ in layer.named_modules()):
+            layer.activation_relu_or_gelu = 0
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False
+
+
+def _is_able(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear or (type(layer).__name__ == "Conv1D" and "transformers" in type(layer).__module__)
 
 
 def _targets(module: nn.Module, asked: Sequence[str] | str, whole: Collection[int]) -> list[str]:
@@ -65,7 +85,7 @@ def _targets(module: nn.Module, asked: Sequence[str] | str, whole: Collection[in
     that are trained as a whole, or share their weights with others, are left out. Raises :class:`UserError` if a name
     means none of the layers that can have further matrices."""
     # a subclass of Linear may be read by another layer, which would pass by the matrices
-    able = {name: layer for name, layer in module.named_modules() if type(layer).__name__ in ("Linear", "Conv1D")}
+    able = {name: layer for name, layer in module.named_modules() if _is_able(layer)}
     shared = Counter(id(p) for layer in module.modules() for p in layer.parameters(recurse=False))
     free = [name for name, layer in able.items() if id(layer.weight) not in whole and shared[id(layer.weight)] == 1]
     if isinstance(asked, str):

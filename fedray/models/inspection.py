@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedray.core.linear import linear_layers
 from fedray.core.norms import TRACKING_NORMS, unit_vectors
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
@@ -133,7 +134,7 @@ def _calls_of_linear_layers(module: nn.Module) -> Iterator[list[nn.Linear]]:
         assert isinstance(layer, nn.Linear)
         called.append(layer)
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in module.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in linear_layers(module)]
     try:
         yield called
     finally:
@@ -180,8 +181,13 @@ def prepare(module: nn.Module, name: str) -> list[str]:
 
 
 def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:
-    """Yields warnings for the user about hooks that other processes do not have, and about buffers whose means over
-    clients may be meaningless."""
+    """Yields warnings for the user about weights that were not read, hooks that other processes do not have, and
+    buffers whose means over clients may be meaningless."""
+    if drawn := getattr(module, "drawn", ()):
+        yield (
+            f"warning: model {name}: {first_of(drawn)} were not among its weights and are drawn at random, as for a "
+            "new task; if only a part is trained, name them in model.trainable"
+        )
     if global_hooks():
         yield (
             "warning: this process has hooks that torch calls for every module; other processes, such as Ray's client "

@@ -45,6 +45,23 @@ def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
 
 
 def _new(layer: Any, norm: str, groups: int, where: str) -> nn.Module:
+    further = _further(layer, where)
+    new = _without(layer, norm, groups, where)
+    return nn.Sequential(new, *further) if further and new is not layer else new
+
+
+def _further(layer: Any, where: str) -> list[nn.Module]:
+    """Returns what a norm does after normalising, as those of timm do: drop-out and an activation. Raises
+    :class:`UserError` for any other class than torch's own, which may do anything."""
+    if type(layer).__module__.startswith("torch."):
+        return []
+    after = [getattr(layer, name, None) for name in ("drop", "act")]
+    if type(layer).__module__.startswith("timm.") and all(isinstance(each, nn.Module) for each in after):
+        return [each for each in after if isinstance(each, nn.Module)]
+    raise UserError(f"model.norm: {where} is a {type(layer).__name__}, which may do more than normalise")
+
+
+def _without(layer: Any, norm: str, groups: int, where: str) -> nn.Module:
     if norm == "none":
         return nn.Identity()
     channels, affine = getattr(layer, "num_channels", None) or layer.num_features, layer.affine

@@ -15,6 +15,7 @@ from cifar_files import published, text, write
 from fedray.cli.main import main
 from fedray.data.sources.cifar import TEN, read_batch
 from fedray.data.sources.source import load_source
+from fedray.data.storage.contents import of_arrays, source_digests
 from fedray.errors import UserError
 
 
@@ -323,6 +324,8 @@ def test_cifar100_in_both_layouts(tmp_path):
     groups = load_source("cifar100", str(tmp_path), variant="coarse")
     assert (groups.y_train.tolist(), groups.classes) == (coarse.tolist(), 20)
     assert not np.array_equal(load_source("cifar100", str(tmp_path), "ghbm").scale, source.scale)
+    # the digests that are kept are those of each one's labels
+    assert [source_digests(each) for each in (source, groups, source)] == list(map(of_arrays, (source, groups, source)))
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     for part, rows in (("train", 6), ("test", 2)):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedray.config import DataConfig
-from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OF_TOKENS
+from fedray.data.normalization import OF_IMAGES, OF_PHOTOGRAPHS, OF_PIXELS, OF_TABLES, OF_TOKENS
 from fedray.errors import UserError, near_miss
 from fedray.usercode.importing import FORMS, check_user_object, is_user_defined
 
@@ -170,21 +170,21 @@ SOURCES = {
         "photographs of users: train.csv (user_id,image_id,class), test.csv, images (data.root); data.image_size",
         "yours",
         "4,358 photographs of 40 cameras (iWildCam)",
-        OF_IMAGES,
+        OF_PHOTOGRAPHS,
     ),
     "gldv2": SourceEntry(
         "fedray.data.sources.federated_csv:gldv2",
         "Landmarks-User-160k of Google Landmarks v2, as federated_csv: 1,262 users, 164,172 photographs, 2,028 classes",
         "terms of Google and of the photographs' authors; not checked",
         "generated files at the published counts",
-        OF_IMAGES,
+        OF_PHOTOGRAPHS,
     ),
     "inaturalist": SourceEntry(
         "fedray.data.sources.federated_csv:inaturalist",
         "iNaturalist-User-120k, as federated_csv: 9,275 users, 120,300 photographs, 1,203 classes",
         "terms of iNaturalist 2017; not checked",
         "generated files at the published counts",
-        OF_IMAGES,
+        OF_PHOTOGRAPHS,
     ),
     "csv": SourceEntry(
         "fedray.data.sources.csv_files:csv",

@@ -49,6 +49,8 @@ class Source:
         client_names: the names of the clients, in the order of their numbers; None if they have no names.
         files: for a source that comes with fedray, the :func:`~fedray.data.storage.cache.file_stamp` of each file that
             was read.
+        choices: for a source that comes with fedray, what decides besides the files which arrays were made of them,
+            such as ``data.variant``, as text.
         task: the kind of task; with ``auto`` it is found from the targets.
         notes: messages for the user. Those that begin with ``warning: `` are warnings.
 
@@ -73,6 +75,7 @@ class Source:
     class_names: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
     files: tuple[tuple[str, int, int, int, int], ...] = ()
+    choices: str = ""
     task: str = AUTO
     notes: tuple[str, ...] = ()
 
@@ -135,7 +138,8 @@ def load_source(
     }  # fmt: skip
     with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         parameters = list(inspect.signature(loader).parameters)
-        loaded = loader(**_arguments(name, entry, parameters, offered))
+        arguments = _arguments(name, entry, parameters, offered)
+        loaded = loader(**arguments)
     if isinstance(loaded, Mapping):
         source = from_fields(name, loaded, None, kind, ignored)
     elif isinstance(loaded, Source):
@@ -144,6 +148,8 @@ def load_source(
     else:
         what = type(loaded).__name__
         raise UserError(f"data.source {name} must return a Source or a dict of its fields, not {what}")
+    choices = {key: value for key, value in (arguments | {"kind": kind, "ignored": ignored}).items() if key != "root"}
+    source = replace(source, choices=repr(sorted(choices.items())))
     if "normalization" in parameters:
         return source
     return replace(source, **of_choice(normalization, source.name, source.x_train))
@@ -206,7 +212,7 @@ def from_fields(
         ('cat', 'dog')
     """
     where = where or name
-    known = [field.name for field in fields(Source) if field.name not in ("files", "notes")]
+    known = [field.name for field in fields(Source) if field.name not in ("files", "choices", "notes")]
     for key in given:
         if key not in known:
             raise UserError(f"{where}: unknown field {key!r}{near_miss(str(key), known)}")

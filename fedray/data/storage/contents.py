@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedray import __version__
 from fedray.core.structure import leaves, outline
 from fedray.data.federated import FederatedData, array_digest
 from fedray.data.sources.source import Source
@@ -35,15 +36,22 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
     (which samples each client, the public set and the validation set have); and, where they exist, ``public data``,
     ``client assignment`` (the client that the source names for each sample) and ``names of classes and clients``.
     """
-    # the arrays of the same targets depend on the kind of task
-    read = [source.name, source.files, source.task]
-    found = dict(remembered(read, lambda: _of_arrays(source)) if source.files else _of_arrays(source))
+    found = source_digests(source)
     found["normalisation"] = _digest(source.scale, source.shift)
     if source.class_names is not None or source.client_names is not None:
         names = json.dumps([source.class_names, source.client_names])
         found["names of classes and clients"] = hashlib.sha256(names.encode()).hexdigest()
     found["partition"] = array_digest(data.indices, data.offsets, data.public, data.validation)
     return found
+
+
+def source_digests(source: Source) -> dict[str, str]:
+    """Returns the digests of a source's arrays, by the names of :data:`PARTS`. Those of files are hashed only once."""
+    if not source.files:
+        return of_arrays(source)
+    # the arrays that are made of the same files depend on what was asked for, and on the code that makes them
+    read = [source.name, source.files, source.task, source.choices, __version__]
+    return remembered(read, lambda: of_arrays(source))
 
 
 def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
@@ -59,7 +67,8 @@ def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
     return hashlib.sha256(json.dumps([parts, stamps, len(data.y), len(data.y_test)]).encode()).hexdigest()[:32]
 
 
-def _of_arrays(source: Source) -> dict[str, str]:
+def of_arrays(source: Source) -> dict[str, str]:
+    """Returns the digests of a source's arrays as they are, by the names of :data:`PARTS`."""
     return {
         part: _digest(*(getattr(source, name) for name in names))
         for part, names in PARTS.items()

@@ -190,7 +190,9 @@ class ClientScores:
                 self._note(model, client, total, count)
 
     def _note(self, model: str, client: int, total: float, count: float) -> None:
-        self.scores[model][client] = self.experiment.task.value(self.scoring.metric, total, count)
+        # a share may have nothing to count, such as no label and no prediction for an F1 score
+        if count:
+            self.scores[model][client] = self.experiment.task.value(self.scoring.metric, total, count)
 
     def row(self) -> dict[str, float]:
         """Returns what the scores add to the round's row of metrics.csv, as values by column.
@@ -212,7 +214,9 @@ class ClientScores:
         if self.scoring.of_cohort:
             scored = [client for client in self.members.ids if client in self.cohort]
             for model, scores in self.scores.items():
-                row[_column(model, self.scoring.metric)] = _mean([scores[client] for client in scored])
+                row[_column(model, self.scoring.metric)] = _mean(
+                    [scores[client] for client in scored if client in scores]
+                )
             row["cohort_with_shares"] = len(scored)
             row["cohort_least_share"] = min((self.shares[client] for client in scored), default=math.nan)
         if self.scoring.chosen:
@@ -225,11 +229,13 @@ class ClientScores:
         return row
 
     def _of_chosen(self, model: str, scored: Sequence[int]) -> tuple[float, ...]:
-        """Returns what :data:`OF_CHOSEN` says of the scores of ``model`` over the clients ``scored``, NaN if there are
-        none."""
-        if not scored:
+        """Returns what :data:`OF_CHOSEN` says of the scores of ``model`` over those of the clients ``scored`` whose
+        shares have something to count, NaN if there are none."""
+        scores = self.scores[model]
+        counted = [client for client in scored if client in scores]
+        if not counted:
             return (math.nan,) * len(OF_CHOSEN)
-        values, sizes = [self.scores[model][client] for client in scored], [self.shares[client] for client in scored]
+        values, sizes = [scores[client] for client in counted], [self.shares[client] for client in counted]
         worst = sorted(values, reverse=self.experiment.task.mode == "min")[: math.ceil(len(values) / 10)]
         weighted = math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
         return _mean(values), weighted, _mean(worst), float(np.std(values))
