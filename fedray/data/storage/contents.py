@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedray import __version__
 from fedray.core.structure import leaves, outline
 from fedray.data.federated import FederatedData, array_digest
 from fedray.data.sources.source import Source
@@ -49,8 +48,8 @@ def source_digests(source: Source) -> dict[str, str]:
     """Returns the digests of a source's arrays, by the names of :data:`PARTS`. Those of files are hashed only once."""
     if not source.files:
         return of_arrays(source)
-    # the arrays that are made of the same files depend on what was asked for, and on the code that makes them
-    read = [source.name, source.files, source.task, source.choices, __version__]
+    # the arrays that are made of the same files depend on what was asked for
+    read = [source.name, source.files, source.task, source.choices]
     return remembered(read, lambda: of_arrays(source))
 
 
