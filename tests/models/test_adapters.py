@@ -6,17 +6,24 @@ from __future__ import annotations
 import datasets
 import numpy as np
 import pytest
+import timm
 import torch
 import transformers
 from safetensors.torch import load_file
 from small_runs import run
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
 
 from fedray import UserError, simulate
 from fedray.config import load
+from fedray.config.model import PeftConfig
+from fedray.core.linear import linear_layers
+from fedray.core.norms import is_frozen
 from fedray.data.sources.source import Source
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
+from fedray.models.adapting import adapt
+from fedray.models.norms import replace_norms
 from fedray.testing.contracts import assert_same
 
 LENGTH = 9
@@ -205,6 +212,57 @@ def test_layers_that_get_matrices(bert, tokens):
     }  # fmt: skip
 
 
+class Encoder(nn.Module):
+    """Layers of torch that read the weights of their linear layers themselves in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.encoder(x).mean(1))
+
+
+def test_evaluation_has_the_further_layers_too():
+    module, x = Encoder(), torch.randn(4, 5, 8)
+    adapt(module, PeftConfig(kind="lora", r=2), None)
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    trained = module.train()(x)
+    with torch.no_grad():
+        assert torch.allclose(module.eval()(x), trained, atol=1e-5)
+
+
+def test_features_are_the_input_of_the_whole_last_layer():
+    """Not that of the narrow layers beside it."""
+    module = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 3))
+    adapt(module, PeftConfig(kind="lora", r=2), ["0.bias"])
+    assert [layer.in_features for layer in linear_layers(module)] == [5, 20]
+
+
+class Linear(nn.Module):
+    """It has the name of a layer that gets matrices, and no weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
+
+
+def test_a_module_that_is_called_as_a_layer():
+    module = nn.Sequential(Linear(), nn.Linear(3, 3))
+    adapt(module, PeftConfig(kind="lora", r=2), None)
+    assert sum("lora_A" in name for name, _ in module.named_parameters()) == 2
+
+
+@pytest.mark.parametrize("trainable", [["head"], ["head", "1"]])
+def test_a_norm_without_parameters_is_frozen_with_its_layers(trainable):
+    module = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    adapt(module, PeftConfig(), trainable)
+    assert is_frozen(module[1]) is ("1" not in trainable)
+
+
 def test_layers_that_lie_the_other_way_round(tmp_path):
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16)
     config.save_pretrained(tmp_path / "gpt")
@@ -214,6 +272,55 @@ def test_layers_that_lie_the_other_way_round(tmp_path):
     keys = {"model__name": f"transformers:{tmp_path / 'gpt'}", "data": source, **KEYS, "run__rounds": 1}
     result = run(tmp_path / "runs", model__pad_token_id=0, model__peft={"kind": "lora", "r": 2}, **keys)
     assert result.model().transformer.h[0].attn.c_attn.lora_B["default"].weight.abs().max() > 0
+
+
+def test_the_layers_of_a_new_task_are_drawn(bert, tokens, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=32)
+    transformers.DistilBertForMaskedLM(config).save_pretrained(tmp_path / "body")
+    experiment = made(f"transformers:{tmp_path / 'body'}", tokens)
+    (note,) = (note for note in experiment.notes if "drawn at random" in note)
+    assert note.startswith("warning: ")
+    assert "pre_classifier" in note or "classifier" in note
+    body = load_file(tmp_path / "body" / "model.safetensors")
+    name = "distilbert.embeddings.word_embeddings.weight"
+    assert torch.equal(experiment.build_model().state_dict()[name], body[name])
+
+
+def test_an_option_that_the_configuration_lacks(bert, tokens):
+    with pytest.raises(
+        UserError, match=r"model.num_hiden_layers: its configuration has no such key .*num_hidden_layer"
+    ):
+        made(f"transformers:{bert}", tokens, **{"model.num_hiden_layers": 3})
+
+
+def test_a_language_model_of_more_tokens_than_the_targets_have(tmp_path):
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    config.save_pretrained(tmp_path / "gpt")
+    ids = np.random.default_rng(0).integers(1, 30, (60, 6))
+    x, y = {"input_ids": ids[:, :-1]}, ids[:, 1:]
+    source = Source("ids", x, y, x, y, 30, task="tokens")
+    keys = {"model__name": f"transformers:{tmp_path / 'gpt'}", "model__kind": "causal", "data": source, **KEYS}
+    keys |= {"data__public_samples": 10, "data__partition__kind": "iid"}
+    result = run(tmp_path / "runs", **keys)
+    assert result.metrics["train_loss"].iloc[-1] < result.metrics["train_loss"].iloc[0]
+
+
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_norms_of_timm_keep_their_activations(norm):
+    module = timm.create_model("efficientnet_b0", num_classes=3)
+    before = sum(isinstance(layer, nn.SiLU) for layer in module.modules())
+    replace_norms(module, norm, 2, "timm:efficientnet_b0")
+    assert sum(isinstance(layer, nn.SiLU) for layer in module.modules()) == before
+    assert module(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_a_norm_that_may_do_more_is_not_replaced():
+    class Own(nn.BatchNorm2d):
+        pass
+
+    with pytest.raises(UserError, match=r"model.norm: mine: 1 is a Own, which may do more than normalise"):
+        replace_norms(nn.Sequential(nn.Conv2d(1, 4, 3), Own(4)), "group", 2, "mine")
 
 
 def test_weights_that_do_not_fit(bert, tokens, tmp_path):
