@@ -254,8 +254,8 @@ def test_digests_of_files_are_remembered_until_the_files_change(
 
     first = found()
     hashed: list[int] = []
-    of_arrays = contents_module._of_arrays
-    monkeypatch.setattr(contents_module, "_of_arrays", lambda source: hashed.append(1) or of_arrays(source))
+    of_arrays = contents_module.of_arrays
+    monkeypatch.setattr(contents_module, "of_arrays", lambda source: hashed.append(1) or of_arrays(source))
     assert found() == first
     assert not hashed
     np.savez(path, **{**arrays, "y_test": arrays["y_test"][::-1].copy()})
