@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
 def exit_code(command: Callable[[], int]) -> int:
     """Calls ``command()``, the main function of a program, and returns the program's exit code. This is the result of
     ``command()``, or, if that raises an error, 2 for :class:`UserError` and for a file or folder that this user may not
-    use, 1 for :class:`ClientError` and
-    :class:`ServerError`, and 130 for an interruption (Ctrl-C). The error is printed on standard error, in one line.
+    use, 1 for :class:`ClientError` and :class:`ServerError`, and 130 for an interruption (Ctrl-C). The error is printed
+    on standard error, in one line.
 
     If the reader of the output has closed it, as in ``| head``, the exit code is 141. Other exceptions are not caught.
     """

@@ -17,6 +17,9 @@ from fedray.util.files import in_home
 
 TRANSFORMERS, TIMM = "transformers:", "timm:"
 
+DRAWN = "_drawn_for_fedray"
+"""The attribute of a model of transformers with the names of its weights that were drawn at random beside others."""
+
 
 def transformers_model(name: str) -> Callable[..., nn.Module]:
     """Returns a function that makes the model ``name`` of transformers: a folder of ``save_pretrained``, or one with a
@@ -81,10 +84,11 @@ def _of_transformers(
     name = str(folder) if folder.is_dir() else name
     has_weights = not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     with _quiet(library):
-        config = library.AutoConfig.from_pretrained(name, trust_remote_code=False, **size, **options)
-        for key in options:
-            if not hasattr(config, key):
-                raise ValueError(f"model.{key}: its configuration has no such key{near_miss(key, config.to_dict())}")
+        config, unknown = library.AutoConfig.from_pretrained(
+            name, trust_remote_code=False, return_unused_kwargs=True, **size, **options
+        )
+        for key in unknown:
+            raise ValueError(f"model.{key}: its configuration has no such key{near_miss(key, config.to_dict())}")
         drawn: list[str] = []
         if not (has_weights if pretrained is None else pretrained):
             module: nn.Module = auto.from_config(config, trust_remote_code=False)
@@ -95,7 +99,7 @@ def _of_transformers(
             drawn = _drawn(module, found)
     # of a class of transformers
     kind_of = type(module)
-    parts = {"__module__": kind_of.__module__, "drawn": tuple(drawn)}
+    parts = {"__module__": kind_of.__module__, DRAWN: tuple(drawn)}
     module.__class__ = type(kind_of.__name__, (LogitsOnly, kind_of), parts)
     return module
 
@@ -105,7 +109,8 @@ def _drawn(module: nn.Module, found: Mapping[str, Any]) -> list[str]:
     therefore drawn at random: the layers for a task, behind the model's body. ``found`` is what transformers says about
     them. Raises ValueError if the body itself lacks some."""
     drawn = [key if isinstance(key, str) else key[0] for key in (*found["missing_keys"], *found["mismatched_keys"])]
-    body = f"{getattr(module, 'base_model_prefix', '')}."
+    # without a name for the body all of the model is
+    body = f"{module.base_model_prefix}." if getattr(module, "base_model_prefix", "") else ""
     if lacking := sorted(name for name in drawn if name.startswith(body)):
         raise ValueError(
             f"its weights do not fit: {lacking[0]}{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''} would "

@@ -70,9 +70,11 @@ def _leave_fast_path(module: nn.Module) -> None:
     """Makes the encoder layers of torch call their linear layers in evaluation mode, too, where they would otherwise
     read the weights alone, without the matrices beside them."""
     for layer in module.modules():
-        if isinstance(layer, nn.TransformerEncoderLayer) and any(is_adapter(name) for name, _ in layer.named_modules()):
+        if not any(is_adapter(name) for name, _ in layer.named_modules()):
+            continue
+        if isinstance(layer, nn.TransformerEncoderLayer):
             layer.activation_relu_or_gelu = 0
-        if isinstance(layer, nn.TransformerEncoder):
+        elif isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False
 
 

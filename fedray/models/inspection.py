@@ -19,6 +19,7 @@ from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks
 from fedray.gradients.passes import predicting_head
+from fedray.models.adapters import DRAWN
 from fedray.models.behaviour import Behaviour, behaviour_of, first_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
 from fedray.usercode.importing import as_user_error
@@ -183,7 +184,7 @@ def prepare(module: nn.Module, name: str) -> list[str]:
 def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:
     """Yields warnings for the user about weights that were not read, hooks that other processes do not have, and
     buffers whose means over clients may be meaningless."""
-    if drawn := getattr(module, "drawn", ()):
+    if drawn := getattr(module, DRAWN, ()):
         yield (
             f"warning: model {name}: {first_of(drawn)} were not among its weights and are drawn at random, as for a "
             "new task; if only a part is trained, name them in model.trainable"

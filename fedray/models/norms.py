@@ -45,9 +45,9 @@ def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
 
 
 def _new(layer: Any, norm: str, groups: int, where: str) -> nn.Module:
-    further = _further(layer, where)
     new = _without(layer, norm, groups, where)
-    return nn.Sequential(new, *further) if further and new is not layer else new
+    further = [] if new is layer else _further(layer, where)
+    return nn.Sequential(new, *further) if further else new
 
 
 def _further(layer: Any, where: str) -> list[nn.Module]:

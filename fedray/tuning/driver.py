@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -222,6 +222,16 @@ def run_sweeps(
         return [SweepResult(sweep.folder, interrupted, sweep.spec.uri) for sweep in sweeps]
 
 
+def sizes_of_trials(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Yields settings of trials of ``sweep`` that may differ in the memory which they take: the base, and the ends of
+    what is searched, but for an algorithm's rates, which are as large whatever they are."""
+    yield dict(sweep.base)
+    for values in sweep.spec.space.extremes(sweep.study.base):
+        *_, key = values
+        if not (key.startswith("algorithm.") and isinstance(values[key], float)):
+            yield merge_settings(sweep.base, values)
+
+
 def _run(
     sweeps: Sequence[Sweep],
     source: TrialSource,
@@ -241,12 +251,8 @@ def _run(
 
     asked = sweeps[0].spec.tune.max_concurrent_trials
     runs = (folder for sweep in sweeps for folder in sorted(sweep.folder.glob("trials/*/*")))
-    extremes = [
-        merge_settings(sweep.base, values)
-        for sweep in sweeps
-        for values in ({}, *sweep.spec.space.extremes(sweep.study.base))
-    ]
-    where = placed(extremes, runs, custom, start, None if asked == "auto" else asked, view.say)
+    bases = [settings for sweep in sweeps for settings in sizes_of_trials(sweep)]
+    where = placed(bases, runs, custom, start, None if asked == "auto" else asked, view.say)
     for sweep in sweeps:
         sweep.engine = where.settings
         prepare(load(sweep.base).run.loggers, sweep.name)

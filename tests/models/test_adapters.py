@@ -294,6 +294,10 @@ def test_an_option_that_the_configuration_lacks(bert, tokens):
         made(f"transformers:{bert}", tokens, **{"model.num_hiden_layers": 3})
 
 
+def test_how_attention_is_computed_is_no_key_of_the_configuration(bert, tokens):
+    assert made(f"transformers:{bert}", tokens, **{"model.attn_implementation": "eager"}).facts.parameters > 0
+
+
 def test_a_language_model_of_more_tokens_than_the_targets_have(tmp_path):
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16)
     config.save_pretrained(tmp_path / "gpt")
@@ -321,6 +325,9 @@ def test_a_norm_that_may_do_more_is_not_replaced():
 
     with pytest.raises(UserError, match=r"model.norm: mine: 1 is a Own, which may do more than normalise"):
         replace_norms(nn.Sequential(nn.Conv2d(1, 4, 3), Own(4)), "group", 2, "mine")
+    kept = nn.Sequential(nn.Conv2d(1, 4, 3), Own(4), nn.GroupNorm(2, 4))
+    replace_norms(kept, "batch", 2, "mine")
+    assert [type(layer) for layer in kept[1:]] == [Own, nn.BatchNorm2d]
 
 
 def test_weights_that_do_not_fit(bert, tokens, tmp_path):

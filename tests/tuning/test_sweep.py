@@ -18,6 +18,7 @@ from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.tables import read_metrics
 from fedray.tuning import report
 from fedray.tuning.axis import STEPS, amount, budget_of, steps_reached
+from fedray.tuning.driver import sizes_of_trials
 from fedray.tuning.resources import _fitting
 from fedray.tuning.trial import Round, RunEnd, TrialEnd, run_trial
 
@@ -301,6 +302,14 @@ def test_a_run_that_is_dearer_than_the_base_is_compared_after_its_end(tmp_path):
         assert 20 not in sweep.study.trials[0].intermediate_values
         sweep.report("0", RunEnd(0, "completed", row(10, 0.9, size=200)))
         assert sweep.study.trials[0].intermediate_values[20] == 0.9
+
+
+def test_trials_that_may_differ_in_the_memory_that_they_take(tmp_path):
+    space = {"algorithm.mu": {"uniform": [0.1, 1.0]}, "train.batch_size": {"choice": [8, 64]}}
+    with opened(tmp_path, spaces={"wide": space}) as sweep:
+        found = [(each.get("algorithm.mu"), each.get("train.batch_size")) for each in sizes_of_trials(sweep)]
+        base = (sweep.base.get("algorithm.mu"), sweep.base.get("train.batch_size"))
+    assert found == [base, (base[0], 8), (base[0], 64)]
 
 
 AMOUNTS = st.sampled_from([0.25, 0.5, 1.0, 2.0])
