@@ -130,7 +130,7 @@ class ClientPhase:
         self.trained: Model | None = None
         self.scalars = {name: column(values, self._device) for name, values in stack.scalars.items()}
         self.size = len(stack.ids)
-        self.known = torch.zeros(self.size, 1, dtype=torch.bool, device=self._device) if known is None else known
+        self._known = known
 
     @property
     def n(self) -> Tensor:
@@ -139,6 +139,12 @@ class ClientPhase:
     @property
     def J(self) -> Tensor:
         return self.data.J
+
+    @cached_property
+    def known(self) -> Tensor:
+        if self._known is not None:
+            return self._known
+        return torch.zeros(self.size, 1, dtype=torch.bool, device=self._device)
 
     @cached_property
     def gap(self) -> Tensor:

@@ -280,5 +280,5 @@ def task_of(part: Part, sent: Sequence[Sent], state: RunState, experiment: Exper
         states=[state.clients.get(client) for client in ids] if experiment.keeps_states else (),
         received=[state.earlier.received(server.round, gap) for gap in gaps] if algorithm.needs_received else (),
         attempt=state.attempt,
-        models_of=[client for client in ids if client in asked],
+        models_of=[client for client in ids if client in asked] if asked else [],
     )

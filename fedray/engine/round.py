@@ -143,7 +143,7 @@ def run_round(
         result.log[name] = [chosen_by[client] for client in server.cohort.ids]
     of_clients = dict(zip(server.cohort.ids, result.log.get("loss", []), strict=False))
     losses = [loss for loss in of_clients.values() if loss is not None]
-    selection.note(number, {client: loss for client, loss in of_clients.items() if loss is not None}, asked)
+    selection.note(of_clients, asked)
     result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
     result.metrics = (
         {

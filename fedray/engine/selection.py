@@ -55,11 +55,11 @@ class Selection:
         drawn = draw_of(self.state.sizes, self.experiment, number, choice=True)
         return (drawn, {}) if self.sampling.candidates is None else self._largest_losses(drawn, number)
 
-    def note(self, number: int, losses: Mapping[int, float], asked: Asked | None) -> None:
-        """Notes the training ``losses`` of the clients of round ``number`` and how long they took, for the choices of
-        later rounds."""
+    def note(self, losses: Mapping[int, float | None], asked: Asked | None) -> None:
+        """Notes the training ``losses`` of a round's clients, None for those that took no gradient, and how long the
+        clients took, for the choices of later rounds."""
         if self.sampling.cached:
-            known = {client: loss for client, loss in losses.items() if not math.isnan(loss)}
+            known = {client: loss for client, loss in losses.items() if loss is not None and not math.isnan(loss)}
             self.state.server.column(LOSS).update(known)
         if asked is not None and self.sampling.seconds is not None:
             took = dict(zip(asked.ids.tolist(), asked.seconds.tolist(), strict=True))

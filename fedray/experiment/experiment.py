@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -81,7 +82,7 @@ class Experiment:
     stepped: bool = False
     privacy: Privacy | None = None
 
-    @property
+    @cached_property
     def sampling(self) -> SamplingConfig:
         """How cohorts are drawn (``train.sampling``)."""
         return SamplingConfig.of(self.config.train.sampling)
