@@ -103,6 +103,7 @@ def test_fedavg_pfedmo(tmp_path):
     assert {"fedavg", "pfedmo"} <= set(page.read_text().replace("<", " ").replace(">", " ").split())
 
 
+@pytest.mark.slow
 def test_flower_fedbn(tmp_path, monkeypatch):
     """Its clients have images in the baseline's format too, and its network is that of the baseline."""
     module = example("flower_fedbn")

@@ -215,6 +215,7 @@ def test_what_the_cluster_lacks(capsys, ray_cluster):
     assert not Path("runs/run").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_nobody_can_join_is_not_waited_for(capsys, ray_cluster, tmp_path, monkeypatch):
     """Ray's launcher leaves on the head which hosts it has; here there is none besides the head, and it is there."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -132,6 +132,7 @@ def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
     return run
 
 
+@pytest.mark.slow
 def test_a_slow_actor_gets_less_to_do(tmp_path: Path, ray_cluster: None) -> None:
     """And the bits are those of actors alike."""
     calls, slow, driver = tmp_path / "calls", tmp_path / "slow", os.getpid()
@@ -179,6 +180,7 @@ def test_server_killed(tmp_path: Path, ray_cluster: None) -> None:
     assert_same(whole, run)
 
 
+@pytest.mark.slow
 def test_an_actor_that_hangs(tmp_path: Path, ray_cluster: None) -> None:
     """Others do its tasks, to the same bits, and it gets tasks again when it answers again."""
     config = {**slow_rounds("scaffold"), "run.rounds": 40}

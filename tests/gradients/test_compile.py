@@ -266,7 +266,8 @@ def test_a_finished_run_needs_no_compiler(tmp_path, monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("vectorize", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("vectorize", [False, True])
 def test_cold_and_filled_caches_give_the_same_bits(tmp_path, monkeypatch, vectorize):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     keys = {**KEYS, "engine.vectorize": vectorize, "run.rounds": 2}
@@ -301,6 +302,7 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path):
         simulate({**keys, "engine.compile": False, "run.rounds": 8}, data=small_source())
 
 
+@pytest.mark.slow
 @needs_compiler
 class TestCompiled(AlgorithmContract):
     """All contracts, with clients one after another."""

@@ -150,6 +150,7 @@ def test_what_is_recorded_has_no_slow_or_random_operation(name):
     assert torch.equal(losses, expected.task_loss)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_gradients_are_right():
     torch.manual_seed(0)

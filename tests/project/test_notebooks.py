@@ -9,9 +9,13 @@ import pytest
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SLOW = {"own_algorithm": pytest.mark.slow}
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=SLOW.get(path.stem, ()), id=path.stem) for path in NOTEBOOKS]
+)
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parents[1]))
     kept = nbformat.read(path, as_version=4)

@@ -78,7 +78,9 @@ def test_every_block_of_python_is_tried() -> None:
         assert sum(text in code for text in TRIED) == 1, code
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page == "many_runs.md")) for page in PAGES]
+)
 def test_pages_whose_blocks_belong_together(tmp_path: Path, page: str) -> None:
     code = "\n".join(re.findall(r"```python\n(.*?)```", TEXTS[f"docs/{page}"], re.DOTALL))
     assert run(tmp_path, "-c", code)
@@ -130,6 +132,7 @@ def test_own_algorithm(tmp_path: Path, name: str, text: str, setting: str) -> No
     assert "completed after 2 rounds" in run(tmp_path, "run", f"algorithm.name={file}:{name}", setting, *settings)
 
 
+@pytest.mark.slow
 def test_own_contract(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(block("class Mine(Algorithm)"))
     (tmp_path / "test_mine.py").write_text(block("AlgorithmContract"))
@@ -220,6 +223,7 @@ def test_whole_configurations_and_suites(tmp_path: Path) -> None:
             assert load(path).run.rounds
 
 
+@pytest.mark.slow
 def test_first_sweep_from_python(tmp_path: Path, ray_cluster: None) -> None:
     (text,) = [code for code in spaces() if "data.source: sample" in code]
     (tmp_path / "my_space.yaml").write_text(text)

@@ -57,6 +57,7 @@ def test_without_a_clock_there_is_no_column(capsys):
     assert "virtual_seconds" in line
 
 
+@pytest.mark.slow
 def test_a_sweep_may_search_for_fast_runs(capsys):
     Path("mine.yaml").write_text(SPACE)
     words = ["engine.kind=local", "tune.objective={validation_accuracy: max, virtual_seconds: min}"]

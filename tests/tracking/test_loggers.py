@@ -123,6 +123,7 @@ def test_wandb_has_the_rounds_and_the_group(tmp_path):
     assert [row["train_loss"] for row in rows] == result.metrics.train_loss.tolist()
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_sweep_are_a_group(tmp_path, places, ray_cluster):
     loggers = f"run.loggers=[{{mlflow: '{places}'}}, {{name: wandb, mode: offline}}]"
     sweep = go(tmp_path, "tune.trials=2", "run.rounds=2", loggers)
