@@ -6,8 +6,8 @@ analysis/results/reproduced.
 
 A published number is *reproduced* if the 95 % interval of the mean over seeds covers it, or, where there is no interval
 (medians, one or two seeds), if what was measured is within 5 % of it. Otherwise it has the *same place* if its row has
-the published rank in its column; else it is *other*. A table may have been made in several readings of its paper
-(``table4``, ``table4_authors``); a number counts by the best of them.
+the published rank among the published rows of its column, if several of them were made; else it is *other*. A table may
+have been made in several readings of its paper (``table4``, ``table4_authors``); a number counts by the best of them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def outcomes(table: PublishedTable, found: pd.DataFrame, published: Mapping[Any,
         texts = {row: published[column, row] for row in shared}
         wanted = pd.Series({row: worst if isinstance(each, str) else each for row, each in texts.items()}, dtype=float)
         values = measured["measured"].where(measured["diverged"] < measured["runs"], worst).astype(float)
-        same = _places(table, values) == _places(table, wanted)
+        # a single row has no place
+        same = (_places(table, values) == _places(table, wanted)) & (len(shared) > 1)
         for row in shared:
             value, number, margin = values[row], wanted[row], measured["margin"][row]
             allowed = CLOSE * number if math.isnan(margin) else margin

@@ -63,16 +63,17 @@ class Costs:
         Its runs are in ``folder``, by default the folder of all runs. ``shortened`` returns how many rounds a run has
         that would have so many.
         """
-        done, hours, at_most = 0, 0.0, False
+        done, asked, hours, at_most = 0, 0, 0.0, False
         each = {cell.name: cell for cell in cells}.values()
         for cell in each:
-            ended = sum(map(is_finished, self._runs(cell, seeds, folder)))
-            done += ended
-            if ended < seeds:
+            runs = [*self._runs(cell, seeds, folder)]
+            ended = sum(map(is_finished, runs))
+            done, asked = done + ended, asked + len(runs)
+            if ended < len(runs):
                 of_a_round, rounds = self._of_a_round(cell)
-                hours += (seeds - ended) * of_a_round * shortened(rounds)
+                hours += (len(runs) - ended) * of_a_round * shortened(rounds)
                 at_most |= "run.stop_at" in cell.settings
-        return TableCost(seeds * len(each), done, hours * (self.slowness or 1.0), at_most)
+        return TableCost(asked, done, hours * (self.slowness or 1.0), at_most)
 
     def _runs(self, cell: Cell, seeds: int, folder: Path | None = None) -> Iterator[Path]:
         return ((folder or self.folder) / cell.name / f"seed-{seed}" for seed in cell.seeds(seeds))

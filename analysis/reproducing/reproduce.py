@@ -74,7 +74,8 @@ def reproduce(request: Request, say: Callable[[str], None]) -> tuple[str, list[P
     table = request.table()
     done = make_runs(unfinished(request.planned(table), request.runs), request.runs, RunsView(say))
     if request.quick:
-        table = replace(table, title=f"{table.title} (--quick: with a tenth of these rounds)")
+        cells = [replace(each, round=each.round and max(1, each.round // QUICK)) for each in table.cells]
+        table = replace(table, title=f"{table.title} (--quick: with a tenth of these rounds)", cells=cells)
     seeds = request.seeds_of(table)
     found = measured(table, request.runs, seeds)
     options = [f"--column '{each}'" for each in request.columns]
