@@ -201,7 +201,7 @@ def run_experiment(
     tidy: Callable[[RunResult], None] = lambda result: None,
 ) -> RunResult:
     """Runs an experiment and returns its result. :func:`simulate` calls it after it has checked its arguments, and a
-    sweep (a search over hyper-parameters) calls it for each of its runs.
+    sweep calls it for each of its runs.
 
     Args:
         settings: The configuration of the run.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +78,7 @@ class Simulation:
         stepper = Stepper(settings, custom, watching, self._say, stepped=True)
         self._stepper, self._report = stepper, None
         self._model: Mapping[str, Tensor] | None = None
-        self._paused, self._turn = perf_counter(), object()
+        self._turn = object()
         # a simulation that nobody refers to any more is closed, so that its run folder is free
         self._close = weakref.finalize(self, _close, stepper)
 
@@ -208,6 +207,10 @@ class Simulation:
         ask = self._asking()
         if not self._stepper.round:
             raise UserError("save_checkpoint: no round has been made yet; the start is that of any run with this seed")
+        if self._model is not None:
+            self._stepper.notice(
+                "the checkpoint does not have the model that replace_model got, which is for the next step"
+            )
         ask("save")
         return self._stepper.round
 
@@ -218,12 +221,18 @@ class Simulation:
         Raises:
             UserError: There is no checkpoint of that round.
         """
+        # imported here because torch takes seconds
+        from fedray.engine.state.checkpoint import require_whole
+
         self._asking()
         there = self._checkpoints()
         if round not in there:
             raise UserError(f"{self.folder} has no checkpoint of round {round}, but of {there or 'none'}")
         if self.config.run.save_best:
             raise UserError("load_checkpoint: the best model (run.save_best) may be of a round that would be gone")
+        require_whole(self.folder / "checkpoints", round)
+        if self._model is not None:
+            self._stepper.notice("the model that replace_model got was not used, as no round has followed")
         self._stepper.go_back(round)
         self._report, self._model, self._turn = None, None, object()
 
@@ -263,15 +272,13 @@ class Simulation:
         if self._stepper.ask is None and self._stepper.failure is None:
             return None
         keep = self._existing(self._keep if keep_clients is None else keep_clients, "keep_clients")
+        if keep and self.config.system.mode == "buffered":
+            raise UserError("keep_clients does not go with system.mode=buffered, where clients answer in later rounds")
         given = None if cohort is None else self._checked(cohort)
-        paused = perf_counter() - self._paused
-        order = Order(cohort=given, model=self._model, keep=keep, paused=paused)
+        order = Order(cohort=given, model=self._model, keep=keep)
         self._turn = object()
-        try:
-            with interruptible(self._stepper.notice, STOPPING) as pressed:
-                found = self._stepper.step(order)
-        finally:
-            self._paused = perf_counter()
+        with interruptible(self._stepper.notice, STOPPING) as pressed:
+            found = self._stepper.step(order)
         self._model = None
         if found is not None:
             self._report = found = replace(found, look=self._look_at(found))

@@ -62,6 +62,7 @@ class Stepper:
             unless the run is open.
         failure: The error that has ended the run, if any.
         result: The result of the run, read from its folder; None before the run is open.
+        shown: The path of the run folder, as the user has given it.
         experiment: What the run does; None before the run is open.
     """
 
@@ -80,6 +81,7 @@ class Stepper:
         self.failure: BaseException | None = None
         self.ask: Callable[..., Any] | None = None
         self.result: RunResult | None = None
+        self.shown = Path()
         self.experiment: Experiment | None = None
         self.sizes: NDArray[np.int64] | None = None
         self._orders: dict[int, Order] = {}
@@ -99,8 +101,9 @@ class Stepper:
         """
         self.open()
         wanted = self.round + 1
-        if order is not None:
-            self._orders[wanted] = replace(order, paused=0.0)
+        if order is not None and self.settings.engine.kind != "local":
+            # without other processes no round is made again, and models would fill the memory
+            self._orders[wanted] = order
         event = self._next(order)
         while event is not None and not (isinstance(event, Report) and event.round >= wanted):
             event = self._next(self._orders.get(event.round + 1))
@@ -115,6 +118,8 @@ class Stepper:
         self._orders = {known: order for known, order in self._orders.items() if known <= number}
         event = self._next(Order(back_to=number))
         while event is not None and event.round != number:
+            if event.round < number:
+                raise UserError(f"the run could not go back to round {number}, and is at round {event.round} now")
             # instead of a server that had died, another one has begun at the last checkpoint
             event = self._next(Order(back_to=number))
 
@@ -164,7 +169,7 @@ class Stepper:
                 yield from self._run_on_engine(settings.model_copy(update={"engine": local}), mirror)
             assert self.result is not None
             self.tidy(self.result)
-            self.display.say(_line_about_end(self.result))
+            self.display.say(_line_about_end(self.result, self.shown))
 
     def _run_on_engine(self, settings: Config, mirror: Mirror | None) -> Events:
         """Connects to Ray first if the experiment runs on Ray. Raises :class:`RayNotStarted` if that is not possible.
@@ -198,13 +203,14 @@ class Stepper:
         folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
         self.experiment, self.sizes = experiment, engine.data.sizes()
         found = folder.look(experiment.stepped)
-        self.result = RunResult(folder.path, experiment.module)
+        self.result, self.shown = RunResult(folder.path.absolute(), experiment.module), folder.path
         if found.status != "finished" and experiment.config.engine.kind == "ray":
             start.ready()
         for line in experiment.notes:
             self.display.say(line)
         if found.status == "finished":
-            self.display.say(f"{folder.path} is finished already")
+            silent = "; nothing more is sent to run.loggers" if experiment.config.run.loggers else ""
+            self.display.say(f"{folder.path} is finished already{silent}")
             self.round = int(self.result.summary["rounds"])
             return False
         self.display.say(
@@ -254,7 +260,9 @@ def _mirrored(settings: Config, say: Callable[[str], None]) -> AbstractContextMa
         return contextlib.nullcontext()
     from fedray.remote.mirror import mirrored
 
-    return mirrored(below(run.output, name), run.place / name, run.output_timeout, say, anew=run.resume is False)
+    return mirrored(
+        below(run.output, name), run.place.absolute() / name, run.output_timeout, say, anew=run.resume is False
+    )
 
 
 def _prepared(
@@ -279,9 +287,9 @@ def _prepared(
     return experiment, RayEngine(experiment, data, start)
 
 
-def _line_about_end(result: RunResult) -> str:
+def _line_about_end(result: RunResult, folder: Path) -> str:
     """Returns the line that is shown at the end of a run: status, rounds, final and best metric, hash of the model,
-    folder."""
+    ``folder``."""
     summary = result.summary
     name, final, best = (summary[key] for key in ("metric", "final", "best"))
     diverged = summary["status"] == "diverged"
@@ -291,7 +299,7 @@ def _line_about_end(result: RunResult) -> str:
         + (": the loss or the model is not finite any more" if diverged else "")
         + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
         + (f", {name.replace('_', ' ')} {number_text(final)} (best {number_text(best)})" if final is not None else "")
-        + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
+        + f", model sha256 {summary['model_sha256'][:16]} -> {folder}"
     )
 
 

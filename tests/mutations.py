@@ -56,7 +56,7 @@ OF_ALGORITHMS = [
     "algorithms/test_rules_at_their_limits.py",
 ]
 STEPS_OF_UPLOADS = ("clip", "noise", "qsgd", "quantize", "randk", "sign", "topk")
-ROBUST = ("bulyan", "centered_clip", "geometric_median", "krum", "median", "norm_bound", "trimmed_mean")
+ROBUST = ("bulyan", "centered_clip", "geometric_median", "krum", "mean", "median", "norm_bound", "trimmed_mean")
 RULES = {
     "core/tree.py": ["core/test_tree.py"],
     "core/batches.py": ["core/test_batches.py", "core/test_seeds.py"],
@@ -70,7 +70,7 @@ RULES = {
     "algorithms/server_state.py": OF_ALGORITHMS[:2],
     "engine/selection.py": ["engine/test_selection.py"],
     "privacy/mechanism.py": ["engine/test_privacy.py"],
-    "robust/attacks.py": ["engine/test_robust.py"],
+    "robust/attacks.py": ["engine/test_robust.py", "engine/test_backdoor.py"],
     **{f"uploads/{each}.py": ["engine/test_known_uploads.py"] for each in STEPS_OF_UPLOADS},
     **{f"robust/rules/{each}.py": ["engine/test_robust.py"] for each in ROBUST},
 }

@@ -147,6 +147,9 @@ class Algorithm:
     own_weights: ClassVar[bool] = False
     """Whether the rule itself says how much each client counts. A line says that another ``train.weighting`` than the
     paper's changes nothing then."""
+    only_weighting: ClassVar[bool] = False
+    """Whether the paper's rule is right only with the paper's weights. A line says that another ``train.weighting``
+    makes it another rule."""
     several_models: ClassVar[bool] = False
     """Whether the clients of a round begin with different models of the server, none of which has to be ``x``.
     ``train.upload`` and ``run.diagnostics`` are refused then, because they compare with ``x``."""

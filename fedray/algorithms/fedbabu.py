@@ -17,6 +17,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
+from fedray.errors import UserError
 
 
 class FedBABU(FedAvg):
@@ -35,6 +36,10 @@ class FedBABU(FedAvg):
 
     class Hyper(base.Hyper):
         frozen: tuple[str, ...] = base.parameter(("head",), "the layers that keep their initial values")
+
+    def init_server(self, server: ServerState) -> None:
+        if not (server.parameters_of("*") & ~server.parameters_of(*self.hyper.frozen)).any():
+            raise UserError(f"fedbabu: algorithm.frozen={[*self.hyper.frozen]} leaves nothing to train")
 
     @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:

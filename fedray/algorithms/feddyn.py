@@ -31,6 +31,7 @@ class FedDyn(FedAvg):
 
     paper = "Acar et al., ICLR 2021"
     sends_updates = False
+    only_weighting = True
     assumes_plain_sgd = True
     client_state = ("q",)
     work = Work(per_step=4)

@@ -62,6 +62,8 @@ class FedSiamDA(Algorithm):
         super().__init__(hyper)
         if self.hyper.dual:
             self.phases = ("train", "reweigh")
+        # a client's one upload counts in both sums, and its similarity is that of its model as it is
+        self.sends_updates = not self.hyper.dual
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"]} if phase == "train" else {"w_0": server["x"]})

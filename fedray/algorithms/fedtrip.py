@@ -55,6 +55,8 @@ class FedTrip(FedAvg):
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         if self.hyper.xi_mode == "gap":
             yield "algorithm.xi_mode=gap: a client that was away pushes with xi > 1, which can diverge"
+        if self.hyper.xi_mode != "const" and self.hyper.xi_const != 1:
+            yield f"algorithm.xi_const={self.hyper.xi_const:g} changes nothing: it is for algorithm.xi_mode=const"
 
     def begin(self, client: ClientPhase) -> Carry:
         w = client.state["w"]

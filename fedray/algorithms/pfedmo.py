@@ -54,6 +54,8 @@ class PFedMo(Algorithm):
     needs_public = True
     needs_classes = True
     uses_server_lr = False
+    # its momentum follows from its model, and clients begin with models of their own
+    sends_updates = False
 
     class Hyper(base.Hyper):
         gamma: float = base.parameter(0.5, "momentum factor (gamma, eqs. 6-7)", ge=0, lt=1)
@@ -70,10 +72,6 @@ class PFedMo(Algorithm):
 
     def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {} if steps is None else {"rep_steps": steps}
-
-    def __init__(self, hyper: base.Hyper | None = None) -> None:
-        super().__init__(hyper)
-        self.sends_updates = self.hyper.form == "velocity"
 
     def init_server(self, server: ServerState) -> None:
         x = server["x"]

@@ -31,6 +31,7 @@ class Scaffold(FedAvg):
 
     paper = "Karimireddy et al., ICML 2020"
     any_optimizer = False
+    sends_updates = False
     assumes_plain_sgd = True
     client_state = ("c",)
     traffic = Traffic(vectors_down=1, vectors_up=1)

@@ -12,9 +12,10 @@ from fedray.cli.doctor import connected
 from fedray.cli.listing import aligned
 from fedray.cli.settings import load_settings
 from fedray.config import Config
+from fedray.config.section import at_home
 
 if TYPE_CHECKING:
-    from fedray.engine.machines.leavings import Leaving
+    from fedray.engine.machines.leftovers import Leftover
 
 DESCRIPTION = """\
 Show what runs keep for their own use on this machine, or on all nodes of a Ray
@@ -48,9 +49,9 @@ def _clean(options: argparse.Namespace) -> int:
     from fedray.tuning.settings import TuneConfig
 
     of_tune = [word for word in options.settings if word.startswith("tune.output=")]
-    sweeps = of_tune[-1].partition("=")[2] if of_tune else TuneConfig.model_fields["output"].default
+    sweeps = at_home(of_tune[-1].partition("=")[2]) if of_tune else TuneConfig.model_fields["output"].default
     config = load_settings([word for word in options.settings if word not in of_tune])
-    found, silent = _leavings(config, sweeps, options.cluster, options.yes)
+    found, silent = _leftovers(config, sweeps, options.cluster, options.yes)
     for line in (*table_of(found), *(f"{host} says nothing: {reason}" for host, reason in silent.items())):
         print(line)
     left = [each for each in found if each.used is False and not each.removed]
@@ -64,36 +65,36 @@ def _clean(options: argparse.Namespace) -> int:
     return 1 if silent or (options.yes and left) else 0
 
 
-def _leavings(config: Config, sweeps: str, cluster: bool, remove: bool) -> tuple[list[Leaving], dict[str, str]]:
-    from fedray.engine.machines.leavings import find_leavings
+def _leftovers(config: Config, sweeps: str, cluster: bool, remove: bool) -> tuple[list[Leftover], dict[str, str]]:
+    from fedray.engine.machines.leftovers import find_leftovers
 
     outputs = [place for place in (config.run.output, sweeps) if "://" not in place]
-    here = find_leavings(outputs, config.engine.spill_dir, remove)
+    here = find_leftovers(outputs, config.engine.spill_dir, remove)
     if not cluster:
         return here, {}
     with connected(config, print):
-        from fedray.engine.machines.cluster import leavings_of_cluster
+        from fedray.engine.machines.cluster import leftovers_of_cluster
 
-        there, silent = leavings_of_cluster(config.engine.spill_dir, remove, config.engine.start_timeout, print)
+        there, silent = leftovers_of_cluster(config.engine.spill_dir, remove, config.engine.start_timeout, print)
     known = {(each.host, each.path) for each in here}
     return here + [each for each in there if (each.host, each.path) not in known], silent
 
 
-def table_of(leavings: Sequence[Leaving]) -> Iterator[str]:
-    """Yields the lines of the table that ``fedray clean`` prints: a row for each of ``leavings``, the files and folders
-    that runs have made for their own use. A row says how large its file or folder is, and whether a process still uses
-    it. Yields nothing if ``leavings`` is empty."""
-    if leavings:
+def table_of(leftovers: Sequence[Leftover]) -> Iterator[str]:
+    """Yields the lines of the table that ``fedray clean`` prints: a row for each of ``leftovers``, the files and
+    folders that runs have made for their own use. A row says how large its file or folder is, and whether a process
+    still uses it. Yields nothing if ``leftovers`` is empty."""
+    if leftovers:
         rows = [("machine", "what", "size", "last change", "", "path", "of")]
-        for each in sorted(leavings, key=lambda each: (each.host, each.path)):
+        for each in sorted(leftovers, key=lambda each: (each.host, each.path)):
             use = "removed" if each.removed else {True: "in use", False: "left", None: "unknown use"}[each.used]
             age = _ago(time.time() - each.changed)
             rows.append((each.host, each.kind, _size([each]), age, use, each.path, each.run))
         yield from aligned(rows)
 
 
-def _size(leavings: Sequence[Leaving]) -> str:
-    return f"{sum(each.size for each in leavings) / 1e6:,.1f} MB"
+def _size(leftovers: Sequence[Leftover]) -> str:
+    return f"{sum(each.size for each in leftovers) / 1e6:,.1f} MB"
 
 
 def _ago(seconds: float) -> str:

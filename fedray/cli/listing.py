@@ -106,7 +106,8 @@ def _facts(cls: type[Algorithm]) -> str:
     """Returns a text about an algorithm: its paper, and what it needs, such as a public set."""
     from fedray.models.heads import DEFAULT, in_words
 
-    facts = [cls.paper] if cls.paper else []
+    # not what a class inherits: its rule may be another one
+    facts = [paper] if (paper := vars(cls).get("paper")) else []
     if cls.needs_public:
         facts.append("trains on a public set (data.public_samples)")
     if cls.needs_head != "nothing":

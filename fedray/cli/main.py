@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from fedray import __version__
 from fedray.cli import calibrate, clean, compare, costs, data, doctor, evaluate, listing, report, run, tune
 from fedray.cli.settings import EXIT_INTERRUPTED, EXIT_USER
 from fedray.config.reading import check_words
-from fedray.errors import ClientError, ServerError, UserError, near_miss
+from fedray.errors import ClientError, ServerError, UserError, closest, near_miss
 from fedray.usercode.importing import FORMS
 
 COMMANDS = (
@@ -53,25 +54,39 @@ def exit_code(command: Callable[[], int]) -> int:
             raise
         print(f"fedray: can't use {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_USER
+    except BrokenPipeError:
+        # the reader of the output has closed it (| head)
+        _give_up_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _give_up_output()
+        print("fedray: can't write the output: no space left on the device", file=sys.stderr)
+        return EXIT_USER
     except KeyboardInterrupt:
         print("fedray: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # the reader of the output has closed it (| head); Python would complain again at its last flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+
+
+def _give_up_output() -> None:
+    # Python would complain again at its last flush
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(arguments: Sequence[str]) -> int:
     parser = _parser()
     _check_words(arguments)
     options, left = parser.parse_known_args(arguments)
-    unknown = [text for text in left if text.startswith("-") or not hasattr(options, "settings")]
+    several = next((each for each in ("settings", "folders") if hasattr(options, each)), None)
+    unknown = [text for text in left if text.startswith("-") or several is None]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if left:
-        # argparse recognises no settings after the first option that follows a setting
-        options.settings += left
+        meant = closest(unknown[0].partition("=")[0], parser.options_of(arguments[0]))
+        problem = f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {meant!r}?)' if meant else ''}"
+        raise UserError(f"{problem}; see {' '.join(filter(None, (parser.prog, options.command)))} --help")
+    if left and several is not None:
+        # argparse recognises no settings and folders after the first option that follows one
+        getattr(options, several).extend(left)
     if options.command is None:
         parser.print_help()
         return EXIT_USER
@@ -81,7 +96,17 @@ def _command(arguments: Sequence[str]) -> int:
 
 class Parser(argparse.ArgumentParser):
     """A parser of argparse that raises :class:`UserError` for a wrong argument, so that the message has the form of all
-    other messages of fedray."""
+    other messages of fedray. The beginning of an option is not that option: ``--seed 3`` is not ``--seeds 3``."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"allow_abbrev": False})
+
+    def options_of(self, command: str) -> list[str]:
+        """Returns the long options of a ``command``, or of all commands if it is none, such as ``--seeds``."""
+        (commands,) = [each for each in self._actions if isinstance(each, argparse._SubParsersAction)]
+        parsers = [commands.choices[command]] if command in commands.choices else [self]
+        found = [option for each in parsers for action in each._actions for option in action.option_strings]
+        return [option for option in found if option.startswith("--")]
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
@@ -107,7 +132,7 @@ def _check_words(arguments: Sequence[str]) -> None:
         check_words(list(arguments[1:]), [key for key, *_ in (*documented_keys(), *further)])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser("fedray", description="Federated learning simulated at scale on Ray.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in (run, tune, evaluate, compare, report, data, costs, calibrate, doctor, clean):

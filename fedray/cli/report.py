@@ -46,6 +46,8 @@ def _report(options: argparse.Namespace) -> int:
     page = _page(folder).html()
     path: Path = options.output or folder
     path = path / "report.html" if path.is_dir() else path
+    if path.exists() and path.suffix != ".html":
+        raise UserError(f"--output: {path} exists, and is no page: give a name that ends in .html")
     try:
         write_whole(path, page)
     except OSError as error:

@@ -56,6 +56,8 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
         name = plain(
             "-".join(part for part in original.absolute().parts[_parts_outside_sweep(original) :] if part != "trials")
         )
+        if Path("runs", name).resolve() == original.resolve():
+            name = f"{name}-again"
         values["run"] |= {"output": "runs/", "name": name, "resume": "auto"}
         for override in overrides:
             assign(values, override)
@@ -65,8 +67,10 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
             )
         if Path(values["run"]["output"], values["run"]["name"]).resolve() == original.resolve():
             raise UserError(
-                f"--from-trial {folder}: {original} can't be repeated in its own folder; leave run.output out"
+                f"--from-trial {folder}: {original} can't be repeated in its own folder; leave run.output and "
+                "run.name out"
             )
+        _require_whole(folder, original)
         result = simulate(values, verbose=verbose)
         done.append(Rerun(original, result, *_compare(original, result.folder)))
         if result.summary["status"] == "interrupted":
@@ -116,6 +120,17 @@ def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
     if len(one) == len(other) and None not in hashes and hashes[0] != hashes[1]:
         differ.add("model")
     return len(common), tuple(sorted(differ))
+
+
+def _require_whole(folder: Path, original: Path) -> None:
+    try:
+        _rows(original)
+        _model_sha256(original)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        raise UserError(
+            f"--from-trial {folder}: the metrics.csv or summary.json of {original} is damaged, so that nothing can be "
+            "compared with it"
+        ) from None
 
 
 def _rows(folder: Path) -> dict[str, dict[str, str]]:

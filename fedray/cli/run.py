@@ -137,7 +137,7 @@ def _values(text: str) -> tuple[str, list[Any]]:
     key, equals, values = text.partition("=")
     try:
         found = parse_yaml(f"[{values}]") if equals and values.strip() else None
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, RecursionError, yaml.YAMLError):
         found = None
     if not isinstance(found, list):
         raise UserError(f"--over {text}: give a key and its values, as in algorithm.name=fedavg,fedprox")

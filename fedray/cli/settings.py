@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedray.config import Config, load
 from fedray.errors import UserError
+from fedray.util.files import is_there
 from fedray.util.uris import is_uri
 
 RESULTS = (
@@ -34,9 +35,13 @@ def local(text: str) -> Path:
 
 def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates the words of a command line, ``settings``, into names of files and overrides, and returns these two
-    lists. A word is the name of a file if it is a URI or has no "=" in it. All other words, such as ``train.lr=0.1``,
-    are overrides."""
-    files = [text for text in settings if "=" not in text or is_uri(text)]
+    lists. A word is the name of a file if it is a URI, has no "=" in it, or is the path of a YAML file that exists. All
+    other words, such as ``train.lr=0.1``, are overrides."""
+
+    def is_file(text: str) -> bool:
+        return "=" not in text or is_uri(text) or (text.endswith((".yaml", ".yml")) and is_there(text))
+
+    files = [text for text in settings if is_file(text)]
     return files, [text for text in settings if text not in files]
 
 

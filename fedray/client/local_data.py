@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch, BatchOrder, schedule
-from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
 from fedray.core.prefetch import prefetched
 from fedray.core.samples import Indices, Samples, SampleSeeds
 from fedray.core.seeds import Purpose
 from fedray.core.sending import column
+from fedray.core.stopwatch import Stopwatch
 from fedray.core.structure import leaves, map_leaves
 
 GATHERED_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
@@ -26,9 +26,8 @@ GATHERED_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 
 
 class LocalData:
-    """The samples of C clients of a stack (clients that are trained together), and their mini-batches in one round.
-    Algorithms reach it as ``client.data``. ``n`` and ``J`` are the clients' numbers of samples and of local steps, each
-    ``[C, 1]`` float32.
+    """The samples of C clients of a stack, and their mini-batches in one round. Algorithms reach it as ``client.data``.
+    ``n`` and ``J`` are the clients' numbers of samples and of local steps, each ``[C, 1]`` float32.
 
     Args:
         samples: The data set that contains the clients' samples.
@@ -38,7 +37,7 @@ class LocalData:
         steps: For each client the number of its local steps.
         round: The round, from 1, for which the order of the samples is drawn.
         purpose: What the mini-batches are drawn for, usually local training.
-        clock: Measures the time that reading samples takes; None for a new clock.
+        stopwatch: Measures the time that reading samples takes; None for a new stopwatch.
 
     Example:
         for batch in client.data.batches():
@@ -54,10 +53,10 @@ class LocalData:
         steps: Sequence[int],
         round: int,
         purpose: Purpose = Purpose.BATCHES,
-        clock: Clock | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.samples, self.training, self.ids, self.indices = samples, training, ids, indices
-        self.steps, self.round, self.purpose, self.clock = steps, round, purpose, clock or Clock()
+        self.steps, self.round, self.purpose, self.stopwatch = steps, round, purpose, stopwatch or Stopwatch()
 
     @cached_property
     def n(self) -> Tensor:
@@ -91,16 +90,16 @@ class LocalData:
         padding."""
         made = self._batches()
         while True:
-            with self.clock.on("data"):
+            with self.stopwatch.on("data"):
                 batch = next(made, None)
             if batch is None:
                 return
             yield batch
 
     def _batches(self) -> Iterator[Batch]:
-        chosen, counts = self._padded()
+        chosen, counts, widths = self._padded()
         size = chosen.shape[2]
-        blocks = self._blocks(chosen)
+        blocks = self._blocks(chosen, widths)
         for start, raw, labels in prefetched(blocks) if self.samples.slow else blocks:
             if self.training.poison is not None:
                 of_samples = chosen[start : start + len(labels)]
@@ -120,13 +119,14 @@ class LocalData:
                 real = list(of_step) if min(of_step) < width else None
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
-    def _blocks(self, chosen: Indices) -> Iterator[tuple[int, Any, Tensor]]:
+    def _blocks(self, chosen: Indices, widths: Sequence[int]) -> Iterator[tuple[int, Any, Tensor]]:
         """Reads the samples with the indices ``chosen [J, C, b]``, a few local steps at a time. Yields the first local
-        step of each such block, the inputs in their stored form and the targets, both ``[steps, C, b, ...]``."""
+        step of each such block, the inputs in their stored form and the targets, both ``[steps, C, b, ...]``.
+        ``widths`` are the sizes of the clients' own mini-batches."""
         _, clients, size = chosen.shape
         block = max(1, GATHERED_BYTES[self.samples.device.type] // max(1, self.samples.bytes_each * clients * size))
         for start in range(0, len(chosen), block):
-            draws = SampleSeeds(self.round, self.ids, start, size)
+            draws = SampleSeeds(self.round, self.ids, start, size, widths)
             yield start, *self.samples.raw(chosen[start : start + block], draws)
 
     def _inputs(self, stored: Any, counts: Sequence[int], j: int) -> Any:
@@ -157,22 +157,23 @@ class LocalData:
         indices: Indices = self._padded()[0][step, row]
         return indices
 
-    def _padded(self) -> tuple[Indices, list[tuple[int, ...]]]:
-        """Returns which samples are in which mini-batch: their indices ``[J, C, b]``, and for each local step a tuple
-        of the numbers of real samples of the C clients.
+    def _padded(self) -> tuple[Indices, list[tuple[int, ...]], list[int]]:
+        """Returns which samples are in which mini-batch: their indices ``[J, C, b]``, for each local step a tuple of
+        the numbers of real samples of the C clients, and the sizes of the clients' own mini-batches.
 
         J is the number of steps of the client that makes most of them, and b the size of the largest batch. The padding
         repeats a client's first sample, which is a valid input; its weight is zero.
         """
         schedules = self._schedules()
         steps = max(len(plan.order) for plan in schedules)
-        size = max(plan.order.shape[1] for plan in schedules)
+        widths = [plan.order.shape[1] for plan in schedules]
+        size = max(widths)
         chosen = np.empty((steps, len(self.ids), size), np.int64)
         for row, (plan, indices) in enumerate(zip(schedules, self.indices, strict=True)):
             made, width = plan.order.shape
             chosen[:, row] = indices[0]
             chosen[:made, row, :width] = indices[plan.order]
-        return chosen, list(zip_longest(*(plan.counts for plan in schedules), fillvalue=0))
+        return chosen, list(zip_longest(*(plan.counts for plan in schedules), fillvalue=0)), widths
 
 
 def _step(block: Any, step: int, width: int) -> Any:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedray.client.local_data import LocalData
 from fedray.core.batches import Batch
-from fedray.core.clock import Clock
 from fedray.core.samples import Indices
 from fedray.core.seeds import Purpose
+from fedray.core.stopwatch import Stopwatch
 from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Model
 from fedray.errors import UserError
@@ -40,15 +40,15 @@ class Objective:
     Args:
         network: Runs the user's module.
         data: The clients' samples.
-        clock: Measures the time that gradients take.
+        stopwatch: Measures the time that gradients take.
 
     Example:
         g = client.objective.gradient(carry["y"], batch)
         h = client.objective.full_gradient(client.start("x"))
     """
 
-    def __init__(self, network: Network, data: LocalData, clock: Clock | None = None) -> None:
-        self.network, self.data, self.clock = network, data, clock or Clock()
+    def __init__(self, network: Network, data: LocalData, stopwatch: Stopwatch | None = None) -> None:
+        self.network, self.data, self.stopwatch = network, data, stopwatch or Stopwatch()
         self._scale = self._new_scale(len(data.ids))
         self._losses: list[Tensor] = []
         self._steps: list[int] = []
@@ -79,7 +79,7 @@ class Objective:
         Raises:
             UserError: The loss can't be computed for the target of a sample.
         """
-        with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
+        with self.stopwatch.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step), self._scale)
         self._log(batch, gradient)
         return gradient.value
@@ -102,9 +102,9 @@ class Objective:
         ``training_pass(at, batch).gradient(loss, extras)`` returns the gradient ``[C, width]``, which equals
         ``gradient(at, batch, loss, extras)``.
         """
-        with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
+        with self.stopwatch.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             forward = self.network.training_pass(at, batch, self._draws(batch.step), self._scale)
-        forward.clock = self.clock
+        forward.stopwatch = self.stopwatch
         self._log(batch, forward)
         return forward
 
@@ -119,10 +119,10 @@ class Objective:
                 model = model.clone()
             parts = np.array_split(indices, -(-len(indices) // PART))
             for number, (part, share) in enumerate(zip(parts, self._shares(indices, parts), strict=True)):
-                with self.clock.on("data"):
+                with self.stopwatch.on("data"):
                     x, y = self.data.samples.gather(part[None])
                 draws = self._draws(NO_STEP + number, row)
-                with self.clock.on("gradient"), self._naming([part].__getitem__, row):
+                with self.stopwatch.on("gradient"), self._naming([part].__getitem__, row):
                     gradient = self.network.gradients(model, Batch(x, y, -1), rng=draws, scale=self._new_scale(1))
                 total += gradient.value[0].double() * share
             rows.append(total.float())
@@ -138,7 +138,7 @@ class Objective:
         1]``. With weights or several targets for a sample, its loss is that of the sample as a whole."""
         totals = torch.zeros(4, len(self.data.ids), dtype=torch.float64, device=at.row.device)
         for row, outputs, y in self.full_passes(at):
-            with self.clock.on("gradient"):
+            with self.stopwatch.on("gradient"):
                 logits = map_leaves(lambda rows: rows[0], outputs.logits)
                 losses, weights = self.network.task.sums("loss", logits, y)
                 totals[0, row] += losses.double().sum()
@@ -153,7 +153,7 @@ class Objective:
         classes, d + 1]``, at the C models ``at``. Samples are not augmented, and the models are not changed."""
         sums: list[Tensor | None] = [None] * len(self.data.ids)
         for row, outputs, y in self.full_passes(at):
-            with self.clock.on("gradient"):
+            with self.stopwatch.on("gradient"):
                 of_class = F.one_hot(y, outputs.logits.shape[-1]).T.double()
                 found, before = of_class @ F.pad(outputs.features[0], (0, 1), value=1.0).double(), sums[row]
                 sums[row] = found if before is None else before + found
@@ -165,9 +165,9 @@ class Objective:
         and its targets ``[b, ...]``. Samples are not augmented, and the models are not changed."""
         for row, indices in enumerate(self.data.indices):
             for number, part in enumerate(np.array_split(indices, -(-len(indices) // PART))):
-                with self.clock.on("data"):
+                with self.stopwatch.on("data"):
                     x, y = self.data.samples.gather(part[None])
-                with self.clock.on("gradient"):
+                with self.stopwatch.on("gradient"):
                     outputs = self.network.forward(at[row : row + 1], x, self._draws(NO_STEP + number, row))
                 yield row, outputs, y[0]
 
@@ -187,7 +187,7 @@ class Objective:
         for all clients."""
         if leaves(x)[0].dim() == leaves(self.data.samples.form)[0].dim():
             x = map_leaves(lambda same: same.expand(len(self.data.ids), *same.shape), x)
-        with self.clock.on("gradient"):
+        with self.stopwatch.on("gradient"):
             return self.network.forward(at, x, self._draws(NO_STEP))
 
     def class_logits(self, at: Model, x: Any) -> Tensor:

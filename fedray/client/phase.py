@@ -17,12 +17,12 @@ from fedray.client.local_data import LocalData
 from fedray.client.objective import Objective
 from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.client.private import PrivateRows
-from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
 from fedray.core.private import mask_of
 from fedray.core.samples import Indices, Samples
 from fedray.core.seeds import Purpose
 from fedray.core.sending import column
+from fedray.core.stopwatch import Stopwatch
 from fedray.core.vectors import Model
 from fedray.gradients.network import Network
 
@@ -108,13 +108,13 @@ class ClientPhase:
         received: Model | None = None,
         members: int = 1,
         initial: Callable[[int | None], Model] | None = None,
-        clock: Clock | None = None,
+        stopwatch: Stopwatch | None = None,
         kept_momentum: Mapping[str, Tensor] | None = None,
         known: Tensor | None = None,
         private: PrivateRows | None = None,
     ) -> None:
-        self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
-        self.objective = Objective(network, self.data, clock)
+        self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, stopwatch)
+        self.objective = Objective(network, self.data, stopwatch)
         decayed = None if training.decay_norms_and_biases else network.decayed
         self.optimizer = LocalOptimizer(training, lr, decayed, kept_momentum)
         self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
@@ -199,9 +199,9 @@ class ClientPhase:
             stack.steps,
             self.round,
             stack.purpose,
-            self.data.clock,
+            self.data.stopwatch,
         )
-        made.objective = Objective(self.objective.network, made.data, self.objective.clock)
+        made.objective = Objective(self.objective.network, made.data, self.objective.stopwatch)
         made.optimizer = LocalOptimizer(training, made.lr, self.optimizer.decayed)
         return made
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedray.core.vectors import Model, Vector
+from fedray.core.vectors import Model, Vector, row_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ class PrivateRows:
         of vectors with a number for each parameter; others have nothing private."""
         if not isinstance(value, Model) and value.shape[1:] != (width,):
             return value
-        row = (value.row if isinstance(value, Model) else value).clone()
+        row = row_of(value).clone()
         row[:, self.columns[self.columns < row.shape[1]]] = 0
         return Model(row, value.width) if isinstance(value, Model) else row

@@ -18,7 +18,7 @@ from fedray.config.reading import (
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Real, Section, Whole
 from fedray.config.sections import (
-    IGNORED,
+    IGNORE_INDEX,
     AlgorithmConfig,
     Config,
     Given,
@@ -29,8 +29,8 @@ from fedray.config.sections import (
 from fedray.config.yaml_text import dump_yaml, parse_yaml
 
 __all__ = [
-    "ALPHA", "CLUSTERS", "IGNORED", "MAX_LENGTH", "MIN_SAMPLES", "TARGET_COLUMN", "AlgorithmConfig", "Auto", "Config",
-    "DataConfig", "EngineConfig", "Given", "ModelConfig", "PartitionConfig", "Real", "RunConfig", "ScheduleConfig",
-    "Section", "TaskConfig", "TrainConfig", "Whole", "assign", "check", "documented_keys", "dump_yaml", "expand",
-    "flat", "load", "parse_yaml", "plain", "read", "read_file", "run_name", "unknown_key",
+    "ALPHA", "CLUSTERS", "IGNORE_INDEX", "MAX_LENGTH", "MIN_SAMPLES", "TARGET_COLUMN", "AlgorithmConfig", "Auto",
+    "Config", "DataConfig", "EngineConfig", "Given", "ModelConfig", "PartitionConfig", "Real", "RunConfig",
+    "ScheduleConfig", "Section", "TaskConfig", "TrainConfig", "Whole", "assign", "check", "documented_keys",
+    "dump_yaml", "expand", "flat", "load", "parse_yaml", "plain", "read", "read_file", "run_name", "unknown_key",
 ]  # fmt: skip

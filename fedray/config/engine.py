@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedray.config.section import Auto, Positive, Real, Section, Whole, in_message
+from fedray.config.section import Auto, Positive, Real, Section, Whole, at_home, in_message
 from fedray.errors import closest
 from fedray.usercode.importing import FORMS, is_user_defined
 
@@ -73,6 +73,11 @@ class EngineConfig(Section):
     )
     portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
     profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
+
+    @field_validator("spill_dir", mode="before")
+    @classmethod
+    def _find_home(cls, value: Any) -> Any:
+        return at_home(value)
 
     @field_validator("kind")
     @classmethod

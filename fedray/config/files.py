@@ -10,6 +10,7 @@ from typing import Any
 from fedray.config.section import in_message, is_section
 from fedray.config.sections import Config
 from fedray.errors import UserError
+from fedray.util.files import in_home
 
 EXTENDS, FOR_ALGORITHM = "extends", "for_algorithm"
 
@@ -20,12 +21,23 @@ def has_value(key: str) -> bool:
     """Returns whether the dotted ``key`` of a configuration is one that has a value, and not a section. The value may
     be a mapping, as that of ``task.metrics`` is, which is then replaced as a whole. Keys that only some algorithms or
     models declare are not known here."""
+    found = _declared(key)
+    return found is not None and not is_section(found) and key != FOR_ALGORITHM
+
+
+def has_section(key: str) -> bool:
+    """Returns whether the dotted ``key`` of a configuration is a section, such as ``data.partition``."""
+    return is_section(_declared(key))
+
+
+def _declared(key: str) -> Any:
+    """Returns the type of the dotted ``key`` in the configuration's classes, or None if these do not declare it."""
     annotation: Any = Config
     for step in key.split("."):
         if not is_section(annotation) or step not in annotation.model_fields:
-            return False
+            return None
         annotation = annotation.model_fields[step].annotation
-    return not is_section(annotation) and key != FOR_ALGORITHM
+    return annotation
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any], prefix: str = "") -> Values:
@@ -79,7 +91,7 @@ def read_extended(
     for parent in parents:
         if not isinstance(parent, str):
             raise UserError(f"{path}: {EXTENDS} must be the path of a config file, or a list, not {in_message(said)}")
-        found, read = read_extended(path.parent / parent, read_one, (*within, path.resolve()))
+        found, read = read_extended(path.parent / in_home(parent), read_one, (*within, path.resolve()))
         below, files = merged(below, found), [*files, *read]
     return merged(below, values), files
 

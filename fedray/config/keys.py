@@ -56,7 +56,7 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
     elif close is not None:
         hint = f" (did you mean '{section}{close}'?)"
     else:
-        hint = near_miss(name, known) or " (it has none)"
+        hint = near_miss(name, known) or " (it has no keys of its own)"
     return f"unknown key {section}{name}{hint}"
 
 

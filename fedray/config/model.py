@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedray.config.section import Real, Section, Whole
+from fedray.config.section import Real, Section, Whole, at_home
 
 GROUPS = 2
 """The default number of groups of a GroupNorm that replaces a model's own normalisation layer. It is the number in
@@ -65,6 +65,11 @@ class ModelConfig(Section):
     )
     peft: PeftConfig = Field(PeftConfig(), description="layers of the library peft, as in {kind: lora, r: 8}")
     proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _find_home(cls, value: Any) -> Any:
+        return at_home(value)
 
     @model_validator(mode="after")
     def _check_groups(self) -> ModelConfig:

@@ -15,18 +15,22 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fedray.config.files import FOR_ALGORITHM, for_algorithm, has_value, read_extended
+from fedray.config.files import FOR_ALGORITHM, for_algorithm, has_section, has_value, merged, read_extended
 from fedray.config.keys import choices, literals, members, unknown_key
 from fedray.config.section import in_message, is_section
 from fedray.config.sections import ALGORITHM, Config
-from fedray.config.yaml_text import parse_yaml, problem_of
+from fedray.config.yaml_text import comment_after, parse_yaml, problem_of
 from fedray.errors import UserError, closest
 from fedray.usercode.importing import short_name
 from fedray.util.arguments import override_texts
+from fedray.util.files import is_there
 from fedray.util.uris import is_uri
 
 OPTION = r"(algorithm|model)\.\w+"
 """The form of keys that an algorithm or model may add. This module does not know which keys those are."""
+
+MOST_PROBLEMS = 5
+"""How many wrong values a message names."""
 
 
 def check_words(words: list[str], keys: Sequence[str]) -> None:
@@ -42,7 +46,7 @@ def check_words(words: list[str], keys: Sequence[str]) -> None:
         if sign and not is_option and value:
             continue
         value = value or _value_after(words[number + 1 :])
-        meant = [] if Path(word).exists() or (is_option and "." not in key) else _probable_keys(key, keys, bool(value))
+        meant = [] if is_there(word) or (is_option and "." not in key) else _probable_keys(key, keys, bool(value))
         if meant and (value or not sign):
             choice = " or ".join(f"{each}={value or '...'}" for each in meant)
             raise UserError(f"{word}: a key and its value are one word, key=value (did you mean {choice}?)")
@@ -54,7 +58,7 @@ def _value_after(words: list[str]) -> str:
     Returns an empty text if there is no value.
     """
     text = "".join(words[1:2]) if words[:1] == ["="] else "".join(words[:1]).removeprefix("=")
-    is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or Path(text).is_file()
+    is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or is_there(text)
     return "" if is_none else text
 
 
@@ -145,13 +149,15 @@ def expand(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a copy of a configuration in which dotted keys have become nested sections: ``{"train": {"lr": 0.1}}``
     for ``{"train.lr": 0.1}``. A mapping that is the value of a key, such as ``task.metrics``, stays as it is.
 
-    ``prefix``, such as ``train.``, is where in the configuration ``values`` are. Raises :class:`UserError` if a key is
-    below another key that has a value, as ``train.lr.x`` is if ``train.lr`` is 0.1.
+    ``prefix``, such as ``train.``, is where in the configuration ``values`` are. A section that is said at two
+    places, as by ``train.lr`` and ``train: {momentum: 0.9}``, has the keys of both, and a later value replaces an
+    earlier one. Raises :class:`UserError` if a key is below another key that has a value, as ``train.lr.x`` is if
+    ``train.lr`` is 0.1.
     """
     nested: dict[str, Any] = {}
     for key, value in values.items():
         whole = has_value(f"{prefix}{key}")
-        value = expand(value, f"{prefix}{key}.") if isinstance(value, Mapping) and not whole else value
+        value = expand(value, f"{prefix}{key}.") if isinstance(value, Mapping) and not whole else _of_python(value)
         section = nested
         *path, last = str(key).split(".")
         for step in path:
@@ -160,11 +166,26 @@ def expand(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
             section = section[step]
             if not isinstance(section, dict):
                 raise UserError(f"{key} is below {step}, which has a value already")
-        if isinstance(value, dict) and isinstance(section.get(last), dict) and not whole:
-            section[last] |= value
-        else:
-            section[last] = value
+        section[last] = _joined(section.get(last), value, f"{prefix}{key}")
     return nested
+
+
+def _of_python(value: Any) -> Any:
+    """Returns the value of a key with numbers and arrays of NumPy and torch, also within it, as Python's own."""
+    if isinstance(value, Mapping):
+        return {key: _of_python(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_of_python, value)) if type(value) in (list, tuple) else value
+    library = type(value).__module__.partition(".")[0]
+    return value.tolist() if library in ("numpy", "torch") and hasattr(value, "tolist") else value
+
+
+def _joined(one: Any, other: Any, key: str) -> Any:
+    """Returns what ``key`` is if it is said at two places, the ``other`` one later: a section has the keys of both, and
+    an empty one replaces nothing."""
+    if not isinstance(one, dict) or has_value(key):
+        return other
+    return one if other is None else merged(one, other, f"{key}.") if isinstance(other, dict) else other
 
 
 def plain(name: str) -> str:
@@ -197,6 +218,10 @@ def assign(values: dict[str, Any], override: str) -> None:
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
     try:
         value = parse_yaml(text)
+        if "#" in text and (comment := comment_after(text)):
+            raise UserError(
+                f"{override!r}: YAML takes {comment!r} for a comment; put the value in quotes, key='\"...\"'"
+            )
     except RecursionError:
         raise UserError(f"the value of {override!r} is nested too deeply") from None
     except yaml.YAMLError as error:
@@ -210,6 +235,10 @@ def assign(values: dict[str, Any], override: str) -> None:
         if not isinstance(below, dict):
             raise UserError(f"{key.strip()}: {step} holds a value, not a section")
         section = below
+    there, name = section.get(last), key.strip()
+    if isinstance(there, dict) and isinstance(value, Mapping | None) and has_section(name):
+        # as in a file that extends another
+        value = merged(there, expand(value or {}, f"{name}."), f"{name}.")
     section[last] = value
 
 
@@ -230,8 +259,9 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
             # pydantic reports a problem for each member of a union; the user gets one for the value
             value = _key_of(model, problem["loc"])[0] if of_a_key else problem["loc"]
             lines.setdefault(value, _explain(model, problem, prefix))
-        first, *others = dict.fromkeys(lines.values())
-        raise UserError(where + first + (f" (and {len(others)} more)" if others else "")) from None
+        found = [*dict.fromkeys(lines.values())]
+        more = [f"and {len(found) - MOST_PROBLEMS} more"] if len(found) > MOST_PROBLEMS else []
+        raise UserError(where + "; ".join(found[:MOST_PROBLEMS] + more)) from None
 
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -246,7 +276,8 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if is_section(annotation):
         # the section's own validators write complete messages
         example = next(iter(annotation.model_fields), "...")
-        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(value)}"
+        meant = value if example == "kind" and isinstance(value, str) else "..."
+        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: {meant}, not {in_message(value)}"
         if problem["type"] in ("model_type", "model_attributes_type"):
             return kind
         # a section that is used in several places does not know its own name

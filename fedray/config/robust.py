@@ -45,7 +45,7 @@ class AggregationConfig(Section):
 
     @model_validator(mode="after")
     def _check_keys(self) -> AggregationConfig:
-        _check(self, self.kind, OPTIONS, "train.aggregation")
+        _check(self, self.kind, OPTIONS)
         for key in OPTIONS[self.kind]:
             if key in NEEDED and getattr(self, key) is None:
                 raise ValueError(f"kind={self.kind} needs {key}")
@@ -81,11 +81,11 @@ class AttackConfig(Section):
             raise ValueError("attack.fraction needs attack.kind")
         if self.kind is not None and self.fraction is None:
             raise ValueError(f"kind={self.kind} needs fraction")
-        _check(self, self.kind or "", ATTACKS, "attack")
+        _check(self, self.kind or "", ATTACKS)
         return self
 
 
-def _check(section: Section, kind: str, options: dict[str, Any], name: str) -> None:
+def _check(section: Section, kind: str, options: dict[str, Any]) -> None:
     """Raises :class:`ValueError` if a key is set that belongs to another kind."""
     for key in {key for keys in options.values() for key in keys} - set(options.get(kind, ())):
         if getattr(section, key) is not None:

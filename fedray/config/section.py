@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from fedray.util.files import in_home
+
 Auto = Literal["auto"]
 
 
@@ -45,6 +47,14 @@ def _reached(value: Any) -> Any:
 
 Reached = Annotated[Real | dict[str, Real], BeforeValidator(_reached)]
 """A value of the main metric, or values of columns of metrics.csv by their names."""
+
+
+def at_home(value: Any) -> Any:
+    """Returns the value of a key that names a file or folder, or maps such names to shares, with the user's home folder
+    in place of a ``~`` at the beginning."""
+    if isinstance(value, Mapping):
+        return {at_home(name): share for name, share in value.items()}
+    return str(in_home(value)) if isinstance(value, str) and value.startswith("~") else value
 
 
 def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:

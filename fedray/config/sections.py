@@ -19,7 +19,7 @@ from fedray.config.privacy import PrivacyConfig
 from fedray.config.robust import AggregationConfig, AttackConfig
 from fedray.config.sampling import SamplingConfig
 from fedray.config.schedule import ScheduleConfig
-from fedray.config.section import Natural, Positive, Reached, Real, Section, Whole, in_message
+from fedray.config.section import Natural, Positive, Reached, Real, Section, Whole, at_home, in_message
 from fedray.config.system import SystemConfig
 from fedray.usercode.extensions import Entry
 from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
@@ -30,7 +30,7 @@ ALGORITHM = "pfedmo"
 ROUNDS, LOCAL_STEPS = 50, 20
 """The default numbers of rounds and of local steps, unless a configuration sets a key that replaces them."""
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """The default of ``task.ignore_index``: the target of tokens that do not count. PyTorch uses the same number."""
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
@@ -125,6 +125,11 @@ class RunConfig(Section):
             )
         return name
 
+    @field_validator("output", "working_copy", mode="before")
+    @classmethod
+    def _find_home(cls, value: Any) -> Any:
+        return at_home(value)
+
     @field_validator("output")
     @classmethod
     def _check_output(cls, output: str) -> str:
@@ -187,7 +192,7 @@ class TaskConfig(Section):
     kind: Literal["auto", "classification", "multilabel", "regression", "tokens", "other"] = Field(
         "auto", description="auto: as the targets are; other: any outputs and targets, with a loss of your own"
     )
-    ignore_index: Whole = Field(IGNORED, description="tokens: the target of tokens that do not count")
+    ignore_index: Whole = Field(IGNORE_INDEX, description="tokens: the target of tokens that do not count")
     label_smoothing: Real = Field(
         0.0, ge=0, lt=1, description="classification, tokens: share of the weight that all classes get in training"
     )

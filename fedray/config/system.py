@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedray.config.section import Positive, Real, Section, in_message
+from fedray.config.section import Positive, Real, Section, at_home, in_message
 from fedray.errors import near_miss
 
 FORMS = {"lognormal": ("median", "sigma"), "uniform": ("least", "most"), "choice": ()}
@@ -141,6 +141,11 @@ class SystemConfig(Section):
     def is_on(self) -> bool:
         """Whether there is a virtual clock, because a key says something about time or about who answers."""
         return self != type(self)()
+
+    @field_validator("devices", "networks", "availability", mode="before")
+    @classmethod
+    def _find_home(cls, value: Any) -> Any:
+        return at_home(value)
 
     @field_validator(*OF_DEVICES)
     @classmethod

@@ -106,6 +106,14 @@ _Dumper.add_implicit_resolver(INT, WHOLE_NUMBER, list(NUMBERS_BEGIN_WITH))
 _Dumper.add_implicit_resolver(FLOAT, REAL_NUMBER, list(NUMBERS_BEGIN_WITH))
 
 
+def comment_after(text: str) -> str:
+    """Returns the comment that follows the value in ``text``, valid YAML; empty if there is none."""
+    ends = (yaml.StreamEndToken, yaml.BlockEndToken)
+    value = max(token.end_mark.index for token in yaml.scan(text) if not isinstance(token, ends))
+    rest = text[value:].strip()
+    return rest if rest.startswith("#") else ""
+
+
 def parse_yaml(text: str) -> Any:
     """Reads ``text``, which is YAML, and returns the plain values that it describes: dicts, lists, texts, numbers,
     booleans, None.
@@ -119,7 +127,11 @@ def parse_yaml(text: str) -> Any:
 @lru_cache(maxsize=64)
 def _values_of(text: str) -> Any:
     # cached, because hundreds of configurations may extend the same few files
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # a value does not fit its tag, such as !!timestamp
+        raise yaml.YAMLError(f"a value can't be read: {error}") from None
 
 
 def dump_yaml(values: Any) -> str:

@@ -15,7 +15,7 @@ from fedray.core.structure import map_leaves
 
 @dataclass(frozen=True)
 class Batch:
-    """The mini-batches of one local step: one for each of the C clients of a stack (clients that are trained together).
+    """The mini-batches of one local step: one for each of the C clients of a stack.
 
     Args:
         x: the inputs ``[C, b, ...]``, a tensor, or a tuple or dict of tensors, as the model gets them.

@@ -11,8 +11,9 @@ from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.nn.utils import parametrize
 
 from fedray.core.places import Places, shared_memory
@@ -90,11 +91,13 @@ def require_copyable(module: nn.Module) -> None:
     """Checks that fedray can train copies of the user's ``module``.
 
     Raises:
-        UserError: two different parameters or buffers lie in the same memory (one that several layers share is
-            allowed); a parameter is on the device meta, so that it has no numbers; a parameter has a hook for
-            accumulated gradients, which fedray would never call; or a hook of a layer, or a function or weak reference
-            in its attributes, refers to the module itself, so that copies would use the original.
+        UserError: an attribute is a view of a parameter; two different parameters or buffers lie in the same memory
+            (one that several layers share is allowed); a parameter is on the device meta, so that it has no numbers; a
+            parameter has a hook for accumulated gradients, which fedray would never call; or a hook of a layer, or a
+            function or weak reference in its attributes, refers to the module itself, so that copies would use the
+            original.
     """
+    require_no_views(module, "model=...")
     if pair := shared_memory(module):
         raise UserError(
             f"model=...: its {pair[0]} and {pair[1]} are two tensors in the same memory, so that a change of one "
@@ -119,6 +122,32 @@ def require_copyable(module: nn.Module) -> None:
                     "the module itself, of which fedray trains copies: hand over a class, or a function that makes the "
                     "module, in place of the module"
                 )
+
+
+def require_no_views(module: nn.Module, name: str) -> None:
+    """Checks that no layer of ``module`` keeps a view of a trained parameter in an attribute, such as
+    ``self.w = self.encoder.weight.t()``. It would keep the values of the model that was loaded first. ``name`` is what
+    the message calls the module. Raises :class:`UserError` if there is such a view."""
+    trained = {key: each for key, each in Places(module).parameters.items() if each.requires_grad and _has_memory(each)}
+    own = {id(each) for each in trained.values()}
+    memory = {each.untyped_storage().data_ptr(): key for key, each in trained.items()}
+    for place, layer in module.named_modules():
+        for attribute, value in vars(layer).items():
+            # torch.nn.utils.spectral_norm computes this attribute in each pass
+            if attribute in ("_parameters", "_modules") or f"{attribute}_orig" in layer._parameters:
+                continue
+            for each in parts(value):
+                is_tensor = isinstance(each, Tensor) and id(each) not in own and _has_memory(each)
+                if is_tensor and (key := memory.get(each.untyped_storage().data_ptr())):
+                    raise UserError(
+                        f"{name}: its attribute {f'{place}.{attribute}'.lstrip('.')} is a view of its parameter {key}, "
+                        "and would stay as it is when clients' models are loaded: compute it in the forward pass"
+                    )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    is_plain = not is_lazy(tensor) and tensor.layout is torch.strided and type(tensor.data) is Tensor
+    return is_plain and tensor.device.type != "meta" and tensor.numel() > 0
 
 
 def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[Any]]]:

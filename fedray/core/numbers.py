@@ -1,8 +1,9 @@
 """Converts numbers of any type to float32 and back, because models are stored as rows of float32.
 
 A float32 has 24 bits, so a longer number is split into several float32 numbers, its *parts*: a 64-bit integer into
-three parts of up to 22 bits, and a float64 into three float32 numbers that add up to it. No bit is lost. Parts may be
-averaged like the numbers themselves if the numbers are float64, or integers below four million.
+three parts of up to 22 bits, and a float64 into three float32 numbers that add up to it. No bit is lost, except of
+a float64 that is larger than the largest float32 (3e38), or whose last bits are smaller than the smallest (1e-45).
+Parts may be averaged like the numbers themselves if the numbers are float64, or integers below four million.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ class Places:
 def for_user(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Loads ``tensors``, by name, into ``module``, and returns it as a user expects a module: in evaluation mode, and
     laid out in memory as torch makes modules, whatever layout is fastest in training. (With another layout, functions
-    such as ``parameters_to_vector`` fail.)"""
-    places = Places(module)
+    such as ``parameters_to_vector`` fail.) Parameters are float32, as they were trained."""
+    places = Places(with_parameters_of(module, torch.float32))
     places.load(tensors)
     for tensor in places.tensors.values():
         if tensor.dim() in (4, 5):
@@ -185,3 +185,14 @@ def with_parameters_of(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         for tensor in (*parameters, *(b for b in layer._buffers.values() if b is not None and b.dtype in former)):
             tensor.data = tensor.data.to(dtype)
     return module
+
+
+def frozen(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters of ``module`` that are not trained (``requires_grad`` is false) as a dict by name."""
+    return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters and buffers of ``module`` as a dict by name. A tensor that several layers share is in it
+    once, under the first of its names."""
+    return Places(module).tensors

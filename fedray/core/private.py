@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from fedray.core.linear import is_adapter
 from fedray.core.norms import norm_layers
 from fedray.core.vectors import Layout
 from fedray.errors import UserError, near_miss
@@ -62,6 +63,37 @@ def mask_of(module: nn.Module, layout: Layout, patterns: Sequence[str]) -> Tenso
     return chosen
 
 
+def layers_with_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the layers of ``module`` that have parameters of their own, with their names (:func:`name_of_layer`), in
+    the order in which they were registered."""
+    for name, layer in module.named_modules():
+        if any(True for _ in layer.parameters(recurse=False)):
+            yield name_of_layer(name), layer
+
+
+def name_of_layer(name: str) -> str:
+    """Returns ``name``, that of a module or parameter, or, if it is a part of a weight that is computed, as by
+    weight_norm, the name of that layer, within which torch keeps these parts."""
+    return name.partition(".parametrizations")[0]
+
+
+def check_head(module: nn.Module, last_called: str | None, asked: Mapping[str, Sequence[str]]) -> None:
+    """Checks that ``head`` and ``base`` mean what users expect: that the layer of ``module`` that was registered last
+    is also ``last_called``, the name of the layer that a forward pass calls last.
+
+    ``asked`` has the patterns of each key of the configuration that names layers, by key. Raises :class:`UserError` if
+    one of them says ``head`` or ``base``, and these layers differ.
+    """
+    registered = [name for name, _ in layers_with_parameters(module) if not is_adapter(name)][-1:]
+    for key, patterns in asked.items():
+        said = [each for each in ("head", "base") if each in patterns]
+        if said and last_called is not None and [last_called] != registered:
+            raise UserError(
+                f"{key}: {said[0]} goes by the layer that the model registers last, {registered[0]}, but its forward "
+                f"pass calls {last_called} last: name the layers themselves"
+            )
+
+
 def _chosen(module: nn.Module, names: Sequence[str], pattern: str) -> Iterator[str]:
     if pattern not in SHORTCUTS:
         yield from (name for name in names if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern))
@@ -69,9 +101,7 @@ def _chosen(module: nn.Module, names: Sequence[str], pattern: str) -> Iterator[s
     if pattern == "norm":
         layers = [name for name, _ in norm_layers(module)]
     else:
-        with_own = [n for n, layer in module.named_modules() if any(True for _ in layer.parameters(recurse=False))]
-        # torch keeps the parts of a weight that is computed, as by weight_norm, in a module within the layer
-        layers = [name.partition(".parametrizations")[0] for name in with_own[-1:]]
-    inside = {name for name in names if name.partition(".parametrizations")[0].rpartition(".")[0] in layers}
-    inside |= {name for name in names if name.partition(".parametrizations")[0] in layers}
+        layers = [name for name, _ in layers_with_parameters(module)][-1:]
+    inside = {name for name in names if name_of_layer(name).rpartition(".")[0] in layers}
+    inside |= {name for name in names if name_of_layer(name) in layers}
     yield from (name for name in names if (name in inside) != (pattern == "base"))

@@ -27,13 +27,15 @@ class SampleSeeds(NamedTuple):
         round: the number of the round.
         ids: the numbers of the C clients.
         start: the number of the first of these local steps, from 0.
-        size: b, the number of samples in a mini-batch.
+        size: b, the number of samples in the largest mini-batch.
+        own: for each client the number of samples in its own mini-batches.
     """
 
     round: int
     ids: Sequence[int]
     start: int
     size: int
+    own: Sequence[int]
 
     def coordinates(self, place: int) -> tuple[int, int, int]:
         """Returns three numbers that seed the random transform of one sample: the round, the number of the client that
@@ -41,7 +43,7 @@ class SampleSeeds(NamedTuple):
         the sample in the flattened array ``[steps * C * b]``."""
         step, rest = divmod(place, len(self.ids) * self.size)
         row, position = divmod(rest, self.size)
-        return self.round, self.ids[row], (self.start + step) * self.size + position
+        return self.round, self.ids[row], (self.start + step) * self.own[row] + position
 
 
 @dataclass(frozen=True)

@@ -55,3 +55,8 @@ def call(module: Callable[..., Any], inputs: Any) -> Any:
     argument, the elements of a tuple as positional arguments, and the entries of a dict as keyword arguments."""
     args, named = arguments(inputs)
     return module(*args, **named)
+
+
+def call_on_copies(module: Callable[..., Any], inputs: Any) -> Any:
+    """Does what :func:`call` does, with copies of the ``inputs``, into which the module may write."""
+    return call(module, map_leaves(lambda leaf: leaf.clone(), inputs))

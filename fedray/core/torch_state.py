@@ -58,9 +58,10 @@ def neutral() -> Iterator[None]:
         # inference mode first, because leaving or entering it also changes the gradient mode
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        if _within_autocast():
+            # torch keeps what it has cast until the outermost autocast ends, and fedray's weights change before that
+            for kind in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         yield
 
@@ -93,6 +94,7 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
     """Returns the settings of torch on which results depend, as a list of (getter, setter, value): functions that read
     and set the setting, and the value that it has in a neutral context."""
     import torch
+    from torch.nn.utils import parametrize
 
     backends: Any = torch.backends
     settings: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = [
@@ -101,6 +103,9 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
         (_flushes_denormals, torch.set_flush_denormal, False),
         (lambda: backends.mkldnn.enabled, lambda on: backends.mkldnn.set_flags(on), True),
         (lambda: backends.nnpack.set_flags(True)[0], lambda on: backends.nnpack.set_flags(on), True),
+        # in `with parametrize.cached()` a weight would stay that of the first model
+        (partial(getattr, parametrize, "_cache_enabled"), partial(setattr, parametrize, "_cache_enabled"), 0),
+        (backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled, True),
     ]
     units = [backends, backends.mkldnn, *(getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn"))]
     # before torch 2.9 there is one setting for all of them
@@ -124,6 +129,15 @@ def _device_contexts() -> int:
 
     modes: Any = overrides
     return sum(isinstance(mode, DeviceContext) for mode in modes._get_current_function_mode_stack())
+
+
+def _within_autocast() -> bool:
+    """Returns whether the caller is in a ``with torch.autocast(...)``, even one that is not enabled."""
+    import torch
+
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return nesting > 1
 
 
 def _flushes_denormals() -> bool:

@@ -137,8 +137,7 @@ class LeafRows:
 
 class LeafSum:
     """Computes a weighted sum of clients' float32 rows, such as their models, in double precision. :meth:`add` is
-    called for each stack (clients that are trained together), and :meth:`finish` after the last one. The sum is then in
-    ``tree``.
+    called for each stack, and :meth:`finish` after the last one. The sum is then in ``tree``.
 
     Rows at neighbouring positions of the cohort are collected, up to about :data:`HELD_BYTES` bytes, and then added up
     together. This is done piece by piece, so that a long row is read only once and never copied to double precision as

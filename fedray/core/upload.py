@@ -24,7 +24,7 @@ class UploadRows:
         round: the number of the round.
         clients: the clients' numbers; ``clients[i]`` is the client of row i.
         seed: ``run.seed``; only :meth:`generator` uses it.
-        place: a number that differs between all pairs of a step and an upload of the phase, so that each pair has its
+        place: a number that differs between all pairs of a step and an upload of the round, so that each pair has its
             own random numbers; only :meth:`generator` uses it.
         kept: float32 ``[C, parameters]``, the rows that the step stored for these clients at their last participation,
             zeros before the first; None for a step that stores nothing. A step whose ``keeps`` is true assigns the rows

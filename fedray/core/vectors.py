@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedray.core import numbers
 from fedray.core.norms import unit_vectors
-from fedray.core.places import Places
+from fedray.core.places import Places, tensors_of
 
 ROW = 16
 """Rows are padded to a multiple of 16 floats (64 bytes), because the alignment of memory can change how kernels
@@ -163,6 +163,11 @@ Vector: TypeAlias = Model | Tensor
 """The type of values that may be a model, or a direction as a plain tensor ``[..., width]``."""
 
 
+def row_of(vector: Vector) -> Tensor:
+    """Returns the row of a model, or another tensor as it is."""
+    return vector.row if isinstance(vector, Model) else vector
+
+
 @dataclass(frozen=True)
 class Block:
     """The place of the buffers of one type, such as int64, in the row of a :class:`Model`, where they lie next to each
@@ -208,7 +213,7 @@ class Block:
         """Converts the block's buffers, whose values are in ``tensors`` (by name), to the float32 numbers ``[parts *
         count]`` that stand for them in a model's row. Other tensors in ``tensors`` are ignored."""
         entries = torch.cat([slot.flat(tensors[slot.name]) for slot in self.slots])
-        return entries if entries.dtype is torch.float32 else numbers.split(entries.to(self.dtype)).view(-1)
+        return entries if self.dtype is torch.float32 else numbers.split(entries.to(self.dtype)).view(-1)
 
     def write(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Writes the block's buffers, whose values are in ``tensors`` (by name), into their places in ``buffers
@@ -355,17 +360,6 @@ class Layout:
         tensors are views through which autograd can differentiate."""
         pieces = vector.split_with_sizes(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
-
-
-def frozen(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters of ``module`` that are not trained (``requires_grad`` is false) as a dict by name."""
-    return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
-
-
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and buffers of ``module`` as a dict by name. A tensor that several layers share is in it
-    once, under the first of its names."""
-    return Places(module).tensors
 
 
 def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:

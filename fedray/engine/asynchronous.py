@@ -66,7 +66,7 @@ class Asynchronous:
         self._update(number)
         with queue.profile.measure("transport"):
             queue.pool.settle()
-        state.commit(number, result.states, queue.pool)
+        state.commit(number, result.states, queue.pool, server.cohort.ids)
         result.log = state.pending.rows_of([start.number for start in answers])
         # a float, because other rows have NaN
         result.log["staleness"] = [float(start.staleness) for start in answers]

@@ -215,8 +215,10 @@ class Callbacks:
 
     def end(self, result: RunResult) -> None:
         """Calls the method ``end`` of all callbacks and loggers that have one, with ``result``, after the run."""
-        self._call("end", result)
-        self._log("end", result)
+        try:
+            self._call("end", result)
+        finally:
+            self._log("end", result)
 
     def failed(self) -> None:
         """Tells the loggers that an error has ended the run."""
@@ -258,14 +260,14 @@ def _called(where: str | None, name: str, method: Callable[..., Any], *argument:
     if where is not None:
         with as_user_error(f"{where} failed in {name}"):
             return bool(method(*argument))
-    with _noted(method, name):
+    with _noted(method):
         return bool(method(*argument))
 
 
 @contextlib.contextmanager
-def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
-    """A context for calling ``method``, the method ``name`` of a callback. An exception gets a note that names the
-    callback, if this version of Python has notes."""
+def _noted(method: Callable[[Any], Any]) -> Iterator[None]:
+    """A context for calling ``method`` of a callback. An exception gets a note that names the callback, if this version
+    of Python has notes."""
     try:
         yield
     except Exception as error:

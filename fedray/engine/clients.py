@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fedray.client.phase import ClientPhase, Stack, stacks
 from fedray.client.private import PrivateRows
-from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
 from fedray.core.private import mask_of, private_columns
 from fedray.core.samples import ReadSamples, Samples
 from fedray.core.seeds import every_rng
+from fedray.core.stopwatch import Stopwatch
 from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Model, Vector
 from fedray.data.federated import FederatedData
@@ -74,12 +74,12 @@ class Clients:
         self.device = torch.device(device)
         self.traffic = StateTraffic(states, self.device, lambda handle: self.fetch(handle))
         on_gpu = self.device.type == "cuda" and experiment.config.engine.profile
-        self.clock = Clock(torch.cuda.synchronize) if on_gpu else Clock()
+        self.stopwatch = Stopwatch(torch.cuda.synchronize) if on_gpu else Stopwatch()
         kind = StackNetwork if experiment.vectorize else LoopNetwork
         behaviour = experiment.facts.behaviour
         self.network: Network = kind(
             experiment.build_model(), experiment.task, self.device, experiment.precision, experiment.draws,
-            behaviour.changing, behaviour.writes,
+            behaviour.changing, behaviour.writes, behaviour.overwrites,
         )  # fmt: skip
         if behaviour.draws - {"torch"}:
             self.network.rng = every_rng
@@ -133,7 +133,7 @@ class Clients:
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
-        with self.clock.on("compilation"), compiling(self.experiment.config.engine.threads):
+        with self.stopwatch.on("compilation"), compiling(self.experiment.config.engine.threads):
             yield
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
@@ -145,7 +145,7 @@ class Clients:
         if self._last_broadcast is None or self._last_broadcast[0] != handle:
             # the previous broadcast is freed first, because it may be as large
             self._last_broadcast = None
-            with self.clock.on("transport"):
+            with self.stopwatch.on("transport"):
                 vectors = self.fetch(handle).unpack(self.device)
             self._last_broadcast = handle, vectors
         return self._last_broadcast[1]
@@ -201,7 +201,7 @@ class Clients:
         """
         return ClientPhase(
             self.network, self.train, training or self.experiment.training, stack, clients=self.data.active,
-            initial=self.initial, **{"clock": self.clock, **rest},
+            initial=self.initial, **{"stopwatch": self.stopwatch, **rest},
         )  # fmt: skip
 
     def remembered(self, handles: Sequence[Handle | None], round: int) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Clients:
         none. ``handles`` has a reference to the state of each client, or None for a client that never took part."""
         if self.private is None or round < self.algorithm.private_from:
             return None
-        with self.clock.on("transport"):
+        with self.stopwatch.on("transport"):
             files = [{} if handle is None else self.traffic.take(handle) for handle in handles]
         rows = torch.zeros(len(files), len(self.private), device=self.device)
         for row, file in zip(rows, files, strict=True):
@@ -251,7 +251,7 @@ class Clients:
         (``train.momentum_reset: never``). The result maps the name of each model that has momentum to vectors
         ``[C, width]``, with a row for each client. ``handles`` has a reference to the state of each client, or None for
         a client without a state. A client without momentum gets zeros."""
-        with self.clock.on("transport"):
+        with self.stopwatch.on("transport"):
             files = [{} if handle is None else self.traffic.take(handle) for handle in handles]
         names = sorted({name for file in files for name in file if name.startswith(MOMENTUM)})
         found = {name: torch.zeros(len(files), self.network.layout.width, device=self.device) for name in names}
@@ -280,7 +280,7 @@ class Clients:
         """Returns the vectors to which the handles refer, by name, as ``[C, width]`` in fresh memory. A handle of None
         gives zeros."""
         stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
-        with self.clock.on("transport"):
+        with self.stopwatch.on("transport"):
             for row, handle in enumerate(handles):
                 if handle is not None:
                     found = self.traffic.take(handle)

@@ -12,11 +12,11 @@ from fedray.privacy import Mechanism
 CLIP = "length to which updates are clipped"
 """The server's vector ``[1]``, which clients receive."""
 
-UPDATE = "y"
-"""The model that clients upload, and in a private run their updates."""
+UPLOADED_MODEL = "y"
+"""The name of the model that clients upload, and in a private run of its clipped update."""
 
 WITHIN = "updates that are not longer"
-"""What clients send besides if the length is adaptive."""
+"""The name of the upload that counts updates which were not clipped (adaptive clipping)."""
 
 
 def clipped(result: Result, client: ClientPhase, mechanism: Mechanism, width: int) -> Result:
@@ -25,7 +25,7 @@ def clipped(result: Result, client: ClientPhase, mechanism: Mechanism, width: in
 
     Raises :class:`UserError` if the phase sends anything else.
     """
-    upload, x = result.uploads.get(UPDATE), client.shared.get("x")
+    upload, x = result.uploads.get(UPLOADED_MODEL), client.shared.get("x")
     alone = len(result.uploads) == 1 and not result.scalars and isinstance(x, Model)
     if upload is None or not isinstance(upload.value, Model) or upload.weights not in MEANS or not alone:
         names = ", ".join([*result.uploads, *result.scalars])
@@ -34,5 +34,5 @@ def clipped(result: Result, client: ClientPhase, mechanism: Mechanism, width: in
     if client.private is not None:
         updates[:, client.private.columns[client.private.columns < width]] = 0
     updates, within = mechanism.clipped(updates, client.shared[CLIP])
-    sent = {UPDATE: Upload.sum(updates)} | ({WITHIN: Upload.sum(within)} if mechanism.adaptive else {})
+    sent = {UPLOADED_MODEL: Upload.sum(updates)} | ({WITHIN: Upload.sum(within)} if mechanism.adaptive else {})
     return Result(sent, result.state, kept=result.kept)

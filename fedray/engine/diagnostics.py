@@ -34,7 +34,7 @@ from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
-from fedray.tracking.diagnostics import UPDATE, Measured
+from fedray.tracking.diagnostics import LOCAL_UPDATE, Measured
 
 HISTORY = "mean updates of all clients"
 """The name of one of the server's vectors: the updates that the server would have made with all clients in the
@@ -60,8 +60,8 @@ def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
 
 
 def without_clients(state: RunState, algorithm: Algorithm) -> None:
-    """Notes for later rounds that the one that begins has no clients, so that it moves the server's model neither as it
-    is nor with all of them."""
+    """Records an update of zero for a round without clients, so that later rounds are compared with the right
+    history."""
     if isinstance(algorithm, Measured) and HISTORY in state.server.vectors:
         window = algorithm.momentum_window
         assert window is not None
@@ -120,7 +120,7 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     for task, found in queue.run(tasks):
         sums.add(task, found)
         queue.pool.drop(found.states)
-    return torch.as_tensor(sums.totals()[UPDATE])
+    return torch.as_tensor(sums.totals()[LOCAL_UPDATE])
 
 
 def momentum_error(state: RunState, window: int) -> float | None:
@@ -190,8 +190,7 @@ def together(cohort: ClientPhase) -> ClientPhase:
     The client's numbers are weighted means too: J (local steps), n (samples), and the scalars that the server sent to
     each client.
     """
-    one = ClientPhase.__new__(ClientPhase)
-    one.__dict__.update(cohort.__dict__)
+    one = copy.copy(cohort)
     weights = torch.tensor(cohort.stack.weights, dtype=torch.float64, device=cohort.p.device)
     one.size = 1
     one.stack = replace(cohort.stack, steps=[max(cohort.stack.steps)])

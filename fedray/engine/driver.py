@@ -28,7 +28,6 @@ class Order:
     has the tensors, by name, of a model that takes the place of the server's x before the round, or is None. ``keep``
     are the clients whose trained models the report of the round will have, or True for the whole cohort. With ``stop``
     there is no next round: the run ends. With ``back_to`` the run goes back to its checkpoint of that round instead.
-    ``paused`` is for how many seconds the run has waited for this order, which do not count as time of the run.
     """
 
     cohort: tuple[int, ...] | None = None
@@ -36,7 +35,6 @@ class Order:
     keep: tuple[int, ...] | bool = False
     stop: bool = False
     back_to: int | None = None
-    paused: float = 0.0
 
 
 @dataclass(frozen=True)

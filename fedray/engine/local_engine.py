@@ -40,6 +40,7 @@ class LocalEngine:
 
     def run(self, driver: Driver) -> Events:
         """Runs the experiment to its end, or until ``driver`` asks for a stop. Yields the run's events."""
+        self.experiment = self.experiment.with_fixed_place()
         while (number := (yield from self._rounds(driver))) is not None:
             self.experiment = back_to(self.experiment, number)
 
@@ -58,7 +59,8 @@ class LocalEngine:
             rounds = run.rounds()
             event: Event | None = Started(run.state.server.round, ask)
             while event is not None:
-                order = (yield event) or Order()
+                with run.waiting():
+                    order = (yield event) or Order()
                 if order.back_to is not None:
                     return order.back_to
                 run.obey(order)
@@ -86,9 +88,7 @@ def make_pool(kind: str, worker: Worker) -> Pool:
     found = find(kind, "engine.kind", {"local": LocalPool})
     with as_user_error(f"engine.kind={kind} can't be made"):
         pool: Pool = found(worker)
-    missing = [
-        name for name in ("slots", "task_fraction", "publish", "map", "settle", "regions") if not hasattr(pool, name)
-    ]
+    missing = [name for name in vars(Pool) if not name.startswith("_") and not hasattr(pool, name)]
     if missing:
         raise UserError(f"engine.kind={kind} is no pool: it has no {missing[0]!r} (see fedray.engine.pool.Pool)")
     return pool

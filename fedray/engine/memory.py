@@ -111,9 +111,9 @@ def too_large(network: Network, clients: int, batch: Any, state_width: int, reas
 @dataclass(frozen=True)
 class Footprint:
     """The memory that one client actor, a process that trains clients, takes on a GPU, in bytes. ``context`` is the
-    memory of its CUDA context and of the data set, and ``chunk`` the most that is added while it trains a stack
-    (clients that are trained together). ``device`` is the GPU's name, ``total`` its whole memory, and ``free`` what was
-    free of it before the actor started."""
+    memory of its CUDA context and of the data set, and ``chunk`` the most that is added while it trains a stack.
+    ``device`` is the GPU's name, ``total`` its whole memory, and ``free`` what was free of it before the actor
+    started."""
 
     device: str
     context: int

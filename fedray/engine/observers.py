@@ -250,9 +250,10 @@ class Best(Observer):
     def _follow(self, number: int, row: Mapping[str, Any]) -> bool:
         """Takes the ``row`` of metrics.csv of round ``number``, decides whether the run must end, and returns whether
         the main metric is better than in all rounds before."""
-        if not self.experiment.is_evaluated(number):
-            return False
         value = float(row.get(self.column, math.nan))
+        # what was the last round is evaluated, although a longer run would not do that
+        if math.isnan(value) and not self.experiment.is_evaluated(number):
+            return False
         better = value < self.value if self.experiment.task.mode == "min" else value > self.value
         better = better or (math.isnan(self.value) and not math.isnan(value))
         if better:

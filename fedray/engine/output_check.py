@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedray.algorithms import Algorithm, Result
-from fedray.core.vectors import Layout, Model
+from fedray.core.vectors import Layout, Model, row_of
 from fedray.engine.state.widths import state_widths
 from fedray.errors import UserError
 
@@ -39,7 +39,7 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
         raise UserError(f"{where} must return a Result, not {type(result).__name__}")
     forms = {}
     for key, value, kind in _things(result):
-        row = value.row if isinstance(value, Model) else value
+        row = row_of(value)
         shape = tuple(getattr(row, "shape", ()))
         if not shape or shape[0] != clients:
             raise UserError(
@@ -91,7 +91,7 @@ def _check_state(state: Mapping[str, Any], algorithm: Algorithm, where: str, lay
             kind = "a Model" if isinstance(value, Model) else "a tensor"
             raise UserError(f"{where}: state[{name!r}] is {kind}, but is declared in {declared[name]}")
         width = widths[name]
-        found = (value.row if isinstance(value, Model) else value).shape[1:]
+        found = row_of(value).shape[1:]
         if tuple(found) != (width,):
             raise UserError(f"{where}: state[{name!r}] must be [C, {width}], but is [C, {', '.join(map(str, found))}]")
     for name in declared if state else ():

@@ -20,7 +20,7 @@ from fedray.algorithms.messages import MEANS
 from fedray.client.phase import ClientPhase, Stack
 from fedray.core.sending import column
 from fedray.core.tree import LeafRows, LeafSum, Rows, TreeSum
-from fedray.core.vectors import Model, Vector
+from fedray.core.vectors import Model, Vector, row_of
 from fedray.engine.clients import MOMENTUM, PRIVATE, Clients
 from fedray.engine.clipping import clipped
 from fedray.engine.determinism import is_refused
@@ -46,9 +46,8 @@ class _Apart(Exception):
 
 
 class PhaseRunner:
-    """Runs phases of the algorithm in a worker, for one stack (clients that are trained together) after another. A
-    phase is a part of a round: the clients receive a broadcast, compute, and upload. ``clients`` has the network, the
-    data and the clients' states.
+    """Runs phases of the algorithm in a worker, for one stack after another. A phase is a part of a round: the clients
+    receive a broadcast, compute, and upload. ``clients`` has the network, the data and the clients' states.
 
     The values that clients keep for later phases of the round (``Result.kept``) stay in this object. If they are
     missing, for example because another worker ran the earlier phase, that phase is run again. So a task can be done by
@@ -149,14 +148,14 @@ class PhaseRunner:
             result = clipped(result, client, self._privacy.mechanism, self.clients.network.layout.width)
         if result.state:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
-            with self.clients.clock.on("transport"):
+            with self.clients.stopwatch.on("transport"):
                 merged.states += self.clients.traffic.write(names, result.state)
 
         nothing = [math.nan] * len(task.ids)
         for name, upload in result.uploads.items():
             is_model = isinstance(upload.value, Model)
             counts = self.clients.network.layout.whole_numbers if is_model else ()
-            value = upload.value.row if isinstance(upload.value, Model) else upload.value
+            value = row_of(upload.value)
             gathers = upload.weights == "gather" or (self._robust and upload.weights in MEANS)
             if self._robust and not gathers:
                 raise UserError(
@@ -216,7 +215,7 @@ class PhaseRunner:
             if before not in self._kept:
                 self._phase(task, phase - 1, position, rows)
             kept = self._kept[before]
-        watch = RowByRow(len(task.ids[rows]), self.clients.clock) if self._in_lanes(rows) else None
+        watch = RowByRow(len(task.ids[rows]), self.clients.stopwatch) if self._in_lanes(rows) else None
         stack = Stack(
             ids=task.ids[rows],
             indices=[self.data.client(client) for client in task.ids[rows]],
@@ -228,7 +227,7 @@ class PhaseRunner:
         client = self.clients.phase_of(
             stack, round=task.round, lr=task.lr, shared=self.clients.broadcast(task.broadcasts[phase]), kept=kept,
             received=self.clients.received(task.received[rows]) if task.received else None,
-            members=task.members, clock=watch.clock if watch else self.clients.clock,
+            members=task.members, stopwatch=watch.stopwatch if watch else self.clients.stopwatch,
             kept_momentum=self.clients.momentum(task.states[rows]) if self._keeps_momentum else None,
             **self.clients.remembered(task.states[rows], task.round),
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedray.core.vectors import Vector
-from fedray.engine.clipping import CLIP, UPDATE, WITHIN
+from fedray.engine.clipping import CLIP, UPLOADED_MODEL, WITHIN
 from fedray.engine.state.run import RunState
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.privacy import Privacy
@@ -36,14 +36,14 @@ def released(sums: Mapping[str, Any], state: RunState, privacy: Privacy | None) 
         return sums
     server, mechanism, clip = state.server, privacy.mechanism, clip_of(state, privacy)
     count = state.layout.parameters
-    total = sums.get(UPDATE, torch.zeros(state.layout.width, device=state.device))
+    total = sums.get(UPLOADED_MODEL, torch.zeros(state.layout.width, device=state.device))
     mean = torch.zeros_like(total)
     mean[:count] = mechanism.mean(total[:count], clip, server.round)
     within = float(sums.get(WITHIN, 0.0))
     clip = mechanism.next_clip(clip, within, len(server.cohort.ids), server.round)
     if mechanism.adaptive:
         server[CLIP] = torch.tensor([clip], device=state.device)
-    return {UPDATE: server["x"] + mean}
+    return {UPLOADED_MODEL: server["x"] + mean}
 
 
 def privacy_spent(experiment: Experiment, rounds: int) -> dict[str, float | None]:

@@ -42,6 +42,14 @@ class Profile:
         yield
         self._seconds[purpose] += time.perf_counter() - began
 
+    @contextlib.contextmanager
+    def halted(self) -> Iterator[None]:
+        """A context whose time does not count, except for what is measured in it."""
+        began, before = time.perf_counter(), sum(self._seconds.values())
+        yield
+        measured = sum(self._seconds.values()) - before
+        self._since += time.perf_counter() - began - measured
+
     def take(self) -> dict[str, float]:
         """Returns the seconds that were spent on each purpose since the last call, by purpose, with an entry for each
         column of profile.csv. Time that was not measured counts as "server"."""

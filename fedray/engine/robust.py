@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms.messages import MEANS
-from fedray.core.vectors import Model, Vector
+from fedray.core.vectors import Model, Vector, row_of
 from fedray.engine.state.run import RunState
 from fedray.experiment.robust import Robust
 
@@ -23,9 +23,9 @@ def robust_sums(
     state: RunState,
     tell: Callable[[str], None],
 ) -> Mapping[str, Vector] | None:
-    """Returns the ``sums`` of what clients have sent, in which what ``robust`` makes of their rows takes the place of
-    means. Byzantine clients have attacked before. The result is None if too few clients have answered for the rule: the
-    server then has nothing to do, as in a round without clients.
+    """Lets Byzantine clients attack the gathered uploads in ``sums``, and returns the sums with what the robust rule
+    makes of each in place of its mean. The result is None if too few clients have answered for the rule: the server
+    then has nothing to do, as in a round without clients.
 
     Args:
         sums: The uploads by name, with a row for each client where they are ``gathered``.
@@ -45,7 +45,7 @@ def robust_sums(
         return None
     for place, (name, kind) in enumerate(gathered.items()):
         value = sums[name]
-        rows = value.row if isinstance(value, Model) else value
+        rows = row_of(value)
         updates, base = _updates(value, state)
         if robust.attack is not None:
             sent = _sent(rows, state)
@@ -53,20 +53,24 @@ def robust_sums(
             cohort, number = state.server.cohort, state.server.round
             updates[:, sent] = robust.attack.upload(attacked, cohort.ids, number, place).view_as(updates[:, sent])
         if kind in MEANS:
-            total = base + _together(name, kind, updates, robust, state)
+            total = base + _together(name, kind, updates, isinstance(value, Model), robust, state)
             found[name] = _as_before(value, total, rows[0], state)
         else:
             found[name] = _as_before(value, updates.double() + base, rows, state)
     return found
 
 
-def _together(name: str, kind: str, updates: Tensor, robust: Robust, state: RunState) -> Tensor:
-    """Returns what the rule makes of the ``updates [m, ...]``, float64."""
+def _together(name: str, kind: str, updates: Tensor, is_model: bool, robust: Robust, state: RunState) -> Tensor:
+    """Returns what the rule makes of the ``updates [m, ...]``, those of models or of vectors, float64."""
     server, flat = state.server, updates.flatten(1)
     uniform = [1 / len(flat)] * len(flat)
     weights = torch.tensor(server.cohort.weights if kind == "weighted_mean" else uniform, device=flat.device)
     key = f"{KEPT} {name}"
+    # running statistics have no history, which would lead them beyond those of all clients
+    averaged = slice(state.layout.width if robust.rule.keeps and is_model else flat.shape[1], None)
+    mean = flat[flat.isfinite().all(dim=1)][:, averaged].double().sum(dim=0).div(len(flat)).float()
     made = robust.rule(flat, weights, server[key] if key in server.vectors else None)
+    made[averaged] = mean
     if robust.rule.keeps:
         server[key] = made
     return made.double().view_as(updates[0])

@@ -8,6 +8,7 @@ order.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -33,8 +34,9 @@ from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
-from fedray.engine.tasks import PhaseResult, PhaseTask, working_seconds
+from fedray.engine.tasks import PhaseResult, PhaseTask, TaskResult, working_seconds
 from fedray.engine.virtual_time import VirtualTime
+from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.system.clock import Asked
 from fedray.warning import WARNING
@@ -67,6 +69,7 @@ class RoundResult:
         diverged: Whether the mean loss of the round or the model is not finite.
         asked: What became of the clients that were drawn, by the virtual clock; None without one.
         chosen_by: The losses or utilities by which clients were chosen, of each candidate (``train.sampling``).
+        changes_clients: Whether clients keep what they have made of their states in this round.
     """
 
     number: int
@@ -83,6 +86,7 @@ class RoundResult:
     diverged: bool = False
     asked: Asked | None = None
     chosen_by: Mapping[int, float] = field(default_factory=dict)
+    changes_clients: bool = True
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
         """Adds ``found``, the result of ``task``, to the result of the round: working time, trained models to be saved,
@@ -136,8 +140,8 @@ def run_round(
             experiment.algorithm.server_update(server, phase, sums, {})
     with queue.profile.measure("transport"):
         queue.pool.settle()
-    state.commit(number, result.states, queue.pool)
-    result.log |= {name: list(values) for name, values in server.client_scalars.items()}
+    state.commit(number, result.states, queue.pool, server.cohort.ids if result.changes_clients else ())
+    result.log |= {name: _of_cohort(name, values, experiment, server) for name, values in server.client_scalars.items()}
     if chosen_by:
         name = "selection_utility" if experiment.sampling.kind == "oort" else "selection_loss"
         result.log[name] = [chosen_by[client] for client in server.cohort.ids]
@@ -188,6 +192,9 @@ def _train(
         totals = released(sums.totals(), state, experiment.privacy)
         aggregates = robust_sums(totals, sums.gathered, experiment.robust, state, partial(_tell, queue))
         if aggregates is None:
+            # too few for the robust rule: clients, too, stay as they are
+            queue.pool.drop(result.states.values())
+            result.states, result.changes_clients = {}, False
             break
         totals = state.with_private(aggregates)
         with server_rule(algorithm, "server_update", server.round, phase):
@@ -198,9 +205,21 @@ def _train(
     return compare()
 
 
+def _of_cohort(name: str, values: Any, experiment: Experiment, server: ServerState) -> list[float]:
+    """Returns the ``values`` of a column of clients.parquet that an algorithm's server has set, as a float for each
+    client of the cohort. Raises :class:`UserError` if they are anything else."""
+    count, where = len(server.cohort.ids), f"{experiment.config.algorithm.name}: server.client_scalars[{name!r}]"
+    if not isinstance(values, Mapping):
+        with contextlib.suppress(TypeError, ValueError):
+            found = [float(value) for value in values]
+            if len(found) == count:
+                return found
+    raise UserError(f"{where} of round {server.round} must have a number for each of the {count} clients of the cohort")
+
+
 def _tell(queue: TaskQueue, line: str) -> None:
     """Shows a line to the user, and notes it in the records of the run."""
-    queue.note(PhaseResult({}, {}, {}, lines=(line,)))
+    queue.note(TaskResult(lines=(line,)))
 
 
 def start_server_training(

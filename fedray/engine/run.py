@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -35,7 +36,7 @@ from fedray.engine.server_rules import eval_model, further_models
 from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
-from fedray.engine.tasks import EvalResult, PhaseResult, ScoreResult
+from fedray.engine.tasks import TaskResult
 from fedray.engine.virtual_time import VirtualTime, rows_of
 from fedray.engine.worker import Worker
 from fedray.errors import UserError, near_miss
@@ -83,6 +84,7 @@ class Run:
         self.stopping = threading.Event()
         self.profile = Profile()
         self._wall_before, self._began = 0.0, time.perf_counter()
+        self._halted: float | None = None
         self.queue = TaskQueue(pool, self.profile, self._note, concurrent, overlap)
         chunk = experiment.chunk
         self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
@@ -114,7 +116,6 @@ class Run:
     def obey(self, order: Order) -> None:
         """Notes what the driver wants of the next round, before :meth:`rounds` is asked for it."""
         self.state.order = order
-        self._began += order.paused
         if order.stop:
             self.stopping.set()
 
@@ -135,7 +136,20 @@ class Run:
 
     def wall_seconds(self) -> float:
         """Returns the seconds that the run has taken so far, including the time before it was resumed."""
-        return self._wall_before + time.perf_counter() - self._began
+        return self._wall_before + (self._halted or time.perf_counter()) - self._began
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A context in which the run waits for an order. If the user steps through the run, this is no time of the
+        run's, however long the user thinks."""
+        if not self.experiment.stepped:
+            yield
+            return
+        self._halted = time.perf_counter()
+        with self.profile.halted():
+            yield
+        self._began += time.perf_counter() - self._halted
+        self._halted = None
 
     def rounds(self) -> Iterator[Report]:
         """Runs the remaining rounds, and yields a report of each round, whose metrics are then complete.
@@ -192,7 +206,7 @@ class Run:
         if self.queue.finished:
             self._add_profile(result)
 
-    def _note(self, found: PhaseResult | EvalResult | ScoreResult) -> None:
+    def _note(self, found: TaskResult) -> None:
         """Passes on what a worker's result ``found`` contains for the user and the run's records: its lines, and
         operations that are not deterministic. A line that several workers send is shown once."""
         self.recorder.withdraw_promise(found.nondeterministic)

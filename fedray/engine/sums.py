@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedray.algorithms import Algorithm
 from fedray.core.tree import Rows, TreeSum, tree_for
-from fedray.core.vectors import Layout, Model, Vector
+from fedray.core.vectors import Layout, Model, Vector, row_of
 from fedray.engine.memory import available
 from fedray.engine.output_check import Forms, check_same_forms
 from fedray.engine.state.packing import on_host, tensor_over
@@ -106,7 +106,7 @@ class CohortSums:
 
     def _there(self, value: Vector) -> Vector:
         """Returns the sum ``value`` on the server's device."""
-        row = value.row if isinstance(value, Model) else value
+        row = row_of(value)
         moved = on_host(row) if self.device.type == "cpu" else row.to(self.device)
         return self.layout.model(moved) if isinstance(value, Model) else moved
 

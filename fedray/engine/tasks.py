@@ -84,6 +84,21 @@ class PhaseTask:
         return positions(self.blocks)
 
 
+@dataclass(kw_only=True)
+class TaskResult:
+    """What the result of every task has.
+
+    Attributes:
+        seconds: Maps each purpose, such as "gradient", to the seconds that the worker spent on it.
+        nondeterministic: The names of operations that the worker ran and that have no deterministic version.
+        lines: Lines of text to be shown to the user.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    nondeterministic: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
 CANDIDATES = -1
 """The phase of a :class:`PhaseTask` in which clients that may be chosen compute their losses
 (:meth:`Algorithm.candidates`). It comes before all phases of the algorithm."""
@@ -115,7 +130,7 @@ class PartialSum:
 
 
 @dataclass
-class PhaseResult:
+class PhaseResult(TaskResult):
     """The result of a :class:`PhaseTask`. Lists with an entry for each of the task's clients are in the task's order.
 
     Attributes:
@@ -127,9 +142,6 @@ class PhaseResult:
         states: The files with the clients' new states; empty if the phase returns no states.
         models: Maps the numbers of clients to their trained models, each as a row of numbers. It has only the clients
             whose models are wanted (``PhaseTask.models_of``).
-        seconds: Maps each purpose, such as "gradient", to the seconds that the worker spent on it.
-        nondeterministic: The names of operations that the worker ran and that have no deterministic version.
-        lines: Lines of text to be shown to the user.
     """
 
     sums: dict[str, PartialSum]
@@ -138,9 +150,6 @@ class PhaseResult:
     forms: Forms | None = None
     states: list[StateFile] = field(default_factory=list)
     models: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    nondeterministic: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,23 +178,17 @@ models. No model has such a name."""
 
 
 @dataclass
-class EvalResult:
+class EvalResult(TaskResult):
     """The result of an :class:`EvalTask`.
 
     ``sums`` is a list with a dict for each model, in the order of ``EvalTask.models``. The dict maps "loss" and the
     name of each metric to a pair, the numerator and the denominator of the loss or metric, each summed over the samples
     (:meth:`Task.sums`). ``each`` is a list with an array ``[n, 2]`` for each model: the main metric's numerator and
     denominator for each of the n samples. The list is empty if the task did not ask for it.
-
-    ``seconds``, ``nondeterministic`` and ``lines`` are the worker's seconds for each purpose, the names of operations
-    without a deterministic version that it ran, and lines for the user, as in :class:`PhaseResult`.
     """
 
     sums: list[dict[str, tuple[float, float]]]
     each: list[NDArray[np.float64]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    nondeterministic: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -225,21 +228,15 @@ class ScoreTask:
 
 
 @dataclass
-class ScoreResult:
+class ScoreResult(TaskResult):
     """The result of a :class:`ScoreTask`. ``sums`` maps each kind of model that was scored, "personal" or "finetuned",
     to a list with a pair for each client of the task: the numerator and the denominator of the main metric, each summed
     over the client's test share. ``models`` maps the numbers of clients to their personal models, each as a row of
     numbers, if the task asks for them.
-
-    ``seconds``, ``nondeterministic`` and ``lines`` are the worker's seconds for each purpose, the names of operations
-    without a deterministic version that it ran, and lines for the user, as in :class:`PhaseResult`.
     """
 
     sums: dict[str, list[tuple[float, float]]]
     models: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    nondeterministic: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
 
 
 Task: TypeAlias = PhaseTask | EvalTask | ScoreTask

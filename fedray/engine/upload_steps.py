@@ -16,7 +16,7 @@ from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.tasks import Handle
 from fedray.errors import UserError
-from fedray.tracking.diagnostics import UPDATE
+from fedray.tracking.diagnostics import LOCAL_UPDATE
 from fedray.usercode.importing import as_user_error
 
 MOST_UPLOADS = 1 << 16
@@ -35,19 +35,20 @@ class UploadSteps:
     @torch.no_grad()
     def apply(self, result: Result, client: ClientPhase, phase: str, handles: Sequence[Handle | None]) -> Result:
         """Applies all steps of ``train.upload`` to the uploads of clients that are trained together; steps get nothing
-        of private layers. Returns
-        ``result``, which the algorithm's ``phase`` (its name) has returned for these clients, with the changed uploads.
-        What the steps store for later rounds is added to the clients' new states in the result.
+        of private layers. Returns ``result``, which the algorithm's ``phase`` (its name) has returned for these
+        clients, with the changed uploads. What the steps store for later rounds is added to the clients' new states in
+        the result.
 
         ``client`` is the object that the phase got, which stands for all of these clients. ``handles`` has for each
         client a reference to the state with which it began the round, or None if it had no state.
         """
-        layout = self.clients.network.layout
+        layout, experiment = self.clients.network.layout, self.clients.experiment
+        earlier = (*experiment.algorithm.phases, phase).index(phase) * len(self.steps)
         uploads: dict[str, Upload] = {}
         kept: dict[str, Vector] = {}
         for number, (name, upload) in enumerate(result.uploads.items()):
             of_parameters = isinstance(upload.value, Model) or upload.value.shape[1:] == (layout.width,)
-            if name == UPDATE or not of_parameters:
+            if name == LOCAL_UPDATE or not of_parameters:
                 # the update that run.diagnostics measures, which no real client would send; or other numbers
                 uploads[name] = upload
                 continue
@@ -56,8 +57,8 @@ class UploadSteps:
             rows = rows if shared is None else rows[:, shared]
             for place, step in enumerate(self.steps if rows.shape[1] else ()):
                 of_rows = UploadRows(
-                    name, phase, client.round, client.stack.ids, self.clients.experiment.training.seed,
-                    place * MOST_UPLOADS + number,
+                    name, phase, client.round, client.stack.ids, experiment.training.seed,
+                    (earlier + place) * MOST_UPLOADS + number,
                 )  # fmt: skip
                 label = f"step {place + 1} of upload {name}"
                 if getattr(step, "keeps", False):

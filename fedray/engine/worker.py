@@ -10,15 +10,15 @@ import numpy as np
 from fedray.algorithms.base import Broadcast
 from fedray.algorithms.server_state import ServerState
 from fedray.client.phase import ClientPhase, Stack
-from fedray.core.clock import Clock
 from fedray.core.seeds import SERVER, Purpose, stream
+from fedray.core.stopwatch import Stopwatch
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import FLASH, is_refused, nondeterministic_operations, note, strictly
 from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.engine.phase_runner import PhaseRunner
 from fedray.engine.process import describe
 from fedray.engine.rehearsal import Rehearsed, rehearsed
-from fedray.engine.tasks import EvalResult, EvalTask, PhaseResult, PhaseTask, ScoreResult, Task
+from fedray.engine.tasks import EvalTask, PhaseTask, Task, TaskResult
 
 
 class Worker:
@@ -30,9 +30,7 @@ class Worker:
         self.phases, self.evaluator = PhaseRunner(clients), Evaluator(clients)
         self.rehearsed = rehearsed(clients, self.evaluator)
 
-    def run(
-        self, task: Task, following: Task | None = None, settled: bool = True
-    ) -> PhaseResult | EvalResult | ScoreResult:
+    def run(self, task: Task, following: Task | None = None, settled: bool = True) -> TaskResult:
         """Does ``task`` and returns its result.
 
         ``following`` is the next task, if it is known: the states of its clients are read from files while ``task`` is
@@ -58,10 +56,10 @@ class Worker:
         operations without a deterministic version that were found before the first round."""
         return describe(self.clients.device.type) | {"nondeterministic": self.rehearsed.operations}
 
-    def _done(self, task: Task, following: Task | None, settled: bool) -> PhaseResult | EvalResult | ScoreResult:
-        result: PhaseResult | EvalResult | ScoreResult
-        clock = self.clients.clock
-        with clock.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
+    def _done(self, task: Task, following: Task | None, settled: bool) -> TaskResult:
+        result: TaskResult
+        stopwatch = self.clients.stopwatch
+        with stopwatch.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
             if isinstance(task, PhaseTask):
                 result = self.phases.run(task, following if isinstance(following, PhaseTask) else None)
             elif isinstance(task, EvalTask):
@@ -69,9 +67,9 @@ class Worker:
             else:
                 result = self.evaluator.score(task)
             if settled:
-                with clock.on("transport"):
+                with stopwatch.on("transport"):
                     self.settle()
-        result.seconds, result.nondeterministic = clock.take(), nondeterministic_operations()
+        result.seconds, result.nondeterministic = stopwatch.take(), nondeterministic_operations()
         result.lines = self.clients.take_lines()
         return result
 
@@ -104,9 +102,9 @@ class Worker:
         cohort = server.cohort
         indices = [self.data.client(client) for client in cohort.ids]
         stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)
-        # a clock of its own, because the time counts as the server's and not as that of a task
+        # a stopwatch of its own, because the time counts as the server's and not as that of a task
         received = {"shared": broadcast.shared, "members": len(cohort.ids)}
-        return self.clients.phase_of(stack, None, round=server.round, lr=server.lr, clock=Clock(), **received)
+        return self.clients.phase_of(stack, None, round=server.round, lr=server.lr, stopwatch=Stopwatch(), **received)
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
         """Returns the server as a client, for algorithms in which the server trains a model as well. The samples of
@@ -114,6 +112,6 @@ class Worker:
         ``server``."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
-        # a clock of its own, because the time counts as the server's and not as that of a task
-        own = {"shared": server.vectors, "clock": Clock()}
+        # a stopwatch of its own, because the time counts as the server's and not as that of a task
+        own = {"shared": server.vectors, "stopwatch": Stopwatch()}
         return self.clients.phase_of(stack, training, round=server.round, lr=server.lr, **own)

@@ -10,6 +10,7 @@ from fedray.algorithms import Algorithm, find_algorithm, known_algorithms
 from fedray.config import Config, check, unknown_key
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
+from fedray.experiment.permissions import require
 from fedray.models.heads import DEFAULT, find_head, in_words, serves
 from fedray.usercode.importing import as_user_error
 
@@ -68,12 +69,8 @@ def _check_private(config: Config, algorithm: Algorithm) -> None:
     name, asked = config.algorithm.name, config.model.private
     if asked and algorithm.private:
         raise UserError(f"model.private: {name} has private layers of its own, which algorithm.private says")
-    if asked and not vars(type(algorithm)).get("allows_private", False):
-        able = sorted(known for known, cls in known_algorithms().items() if vars(cls).get("allows_private", False))
-        raise UserError(
-            f"model.private: algorithm.name={name} does not say that its rule is right with private layers "
-            f"(allows_private = True); these do: {', '.join(able)}"
-        )
+    if asked:
+        require(algorithm, name, "allows_private", "model.private", "its rule is right with private layers")
     if not (asked or algorithm.private):
         return
     if len(algorithm.phases) > 1 or type(algorithm).train is not Algorithm.train:

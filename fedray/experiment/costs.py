@@ -13,8 +13,9 @@ from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.named import named_uploads
+from fedray.experiment.permissions import allows
 from fedray.experiment.resolve import resolve
-from fedray.experiment.system import allows_asynchronous, usual_round
+from fedray.experiment.system import usual_round
 from fedray.models.heads import DEFAULT, serves
 from fedray.models.inspection import with_private
 from fedray.tracking import costs
@@ -93,7 +94,7 @@ def _usual_round(
     system = chosen.config.system
     if not system.is_on:
         return {}
-    if system.mode == "buffered" and not allows_asynchronous(type(algorithm)):
+    if system.mode == "buffered" and not allows(type(algorithm), "asynchronous"):
         return {"virtual_seconds": math.nan, "joules": math.nan}
     config = experiment.config.model_copy(update={"system": system})
     return usual_round(replace(chosen, config=config, algorithm=algorithm, facts=experiment.facts), data)

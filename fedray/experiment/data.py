@@ -60,20 +60,7 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
     seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data, notes = _spread(config, algorithm, source, seed, public)
-    late = [number for number in config.run.local_models_in if number > config.rounds]
-    if late:
-        raise UserError(f"run.local_models_in: round {late[0]} is beyond the last one, {config.rounds}")
-    for key in ("local_models_of", "personal_models_of"):
-        asked = getattr(config.run, key)
-        absent = [client for client in ([] if asked == "all" else asked) if client >= data.clients]
-        if absent:
-            raise UserError(f"run.{key}: there is no client {absent[0]}, but 0 to {data.clients - 1}")
-    asked = config.run.personal_models_of
-    empty = [client for client in ([] if asked == "all" else asked) if not data.sizes()[client]]
-    if empty:
-        raise UserError(f"run.personal_models_of: client {empty[0]} has no samples")
-    if config.run.personal_models_of and not (algorithm.has_personal_model() or config.model.private):
-        raise UserError(f"run.personal_models_of: algorithm.name={config.algorithm.name} has no personal models")
+    _check_models_to_save(config, algorithm, data)
     digests = data_digests(source, data)
     data, access, lines = with_access(data, config.data.access, partial(content_key, digests, data), map_all)
     kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
@@ -105,6 +92,24 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
             *_note_on_public_set(config, source, data),
         ),
     )
+
+
+def _check_models_to_save(config: Config, algorithm: Algorithm, data: FederatedData) -> None:
+    """Checks that there are the clients and rounds whose models a run is to save. Raises :class:`UserError` if not."""
+    late = [number for number in config.run.local_models_in if number > config.rounds]
+    if late:
+        raise UserError(f"run.local_models_in: round {late[0]} is beyond the last one, {config.rounds}")
+    named = {key: getattr(config.run, key) for key in ("local_models_of", "personal_models_of")}
+    named = {key: [] if asked == "all" else asked for key, asked in named.items()}
+    for key, asked in named.items():
+        absent = [client for client in asked if client >= data.clients]
+        if absent:
+            raise UserError(f"run.{key}: there is no client {absent[0]}, but 0 to {data.clients - 1}")
+    empty = [client for client in named["personal_models_of"] if not data.sizes()[client]]
+    if empty:
+        raise UserError(f"run.personal_models_of: client {empty[0]} has no samples")
+    if config.run.personal_models_of and not (algorithm.has_personal_model() or config.model.private):
+        raise UserError(f"run.personal_models_of: algorithm.name={config.algorithm.name} has no personal models")
 
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:

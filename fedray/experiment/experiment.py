@@ -133,6 +133,11 @@ class Experiment:
         run = self.config.run.model_copy(update=values)
         return replace(self, config=self.config.model_copy(update={"run": run}))
 
+    def with_fixed_place(self) -> Experiment:
+        """Returns a copy of this experiment with an absolute path of the run folder. Actors have the working directory
+        that this process had when it joined Ray, and the user may change it during the run."""
+        return replace(self, config=self.config.model_copy(update={"run": self.config.run.with_fixed_place()}))
+
     @property
     def precision(self) -> str:
         return self.config.train.precision

@@ -84,6 +84,9 @@ def check_custom(config: Config, names: Collection[str]) -> None:
             f"{keys[0]} is for data.source; with data=... columns are named by label_column= and client_column=, and "
             "all others are inputs"
         )
+    for key in ("root", "variant") if "data" in names else ():
+        if (value := getattr(config.data, key)) is not None:
+            raise UserError(f"data.{key}={value} is for data.source, and data=... takes its place")
 
 
 def _check_name(name: str, key: str, module: str, find: str) -> None:
@@ -112,6 +115,9 @@ def _check_output(config: Config, custom: Collection[str]) -> None:
             f"run.output={config.run.output}, run.name={config.run.name}: this system's locale has no such letters in "
             "the names of files; set LC_ALL=C.UTF-8"
         ) from None
+    if (folder / "summary.json").is_file() and config.run.resume is not False:
+        # a run that has ended is only read, and any other is checked when its folder is opened
+        return
     above = next(each for each in folder.absolute().parents if each.exists())
     effective = os.access in os.supports_effective_ids
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):

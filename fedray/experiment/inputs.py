@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedray.core.places import tensors_of
 from fedray.core.upload import UploadStep
-from fedray.core.vectors import tensors_of
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.data import DataStage
 from fedray.experiment.model import ModelStage

@@ -5,6 +5,7 @@ It decides ``task.*``, ``model.name`` and ``model.head``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 from fedray.config import Config
 from fedray.core.batches import has_single
 from fedray.core.local_training import LocalTraining
-from fedray.core.private import private_names
+from fedray.core.private import check_head, private_names
 from fedray.core.task import Task
 from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
@@ -22,9 +23,17 @@ from fedray.experiment.making import ModelMaker, model_maker
 from fedray.experiment.stage import Stage
 from fedray.experiment.training import TrainingStage
 from fedray.gradients.known_code import unknown_layer
-from fedray.models.behaviour import AsMade, notes_on_single_samples, require_no_hidden_state
+from fedray.models.behaviour import (
+    AsMade,
+    drawn_by_loss,
+    notes_on_single_samples,
+    require_no_hidden_state,
+    require_repeatable,
+)
 from fedray.models.fitting import fit_task
 from fedray.models.inspection import ModelFacts, inspect_model, prepare, with_private
+from fedray.usercode.importing import is_user_defined
+from fedray.warning import WARNING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +68,33 @@ def model_stage(
     x, y = data.examples(2)
     make = model_maker(config.model, custom.model, x, data.classes, head, config.run.seed)
     name, module = make.name, make()
+    is_function = custom.model is not None and not isinstance(custom.model, nn.Module)
+    if is_function or (custom.model is None and is_user_defined(str(config.model.name))):
+        require_repeatable(make, module)
     as_made, notes_on_types = AsMade.of(module), prepare(module, name)
     loss = custom.loss if custom.loss is not None else getattr(module, "task_loss", None)
-    task, notes_on_task = fit_task(
-        config.task, data.task, name, module, x, y, data.classes, loss, custom.metrics, custom.model
-    )
+    try:
+        task, notes_on_task = fit_task(
+            config.task, data.task, name, module, x, y, data.classes, loss, custom.metrics, custom.model
+        )
+    except UserError as error:
+        # a forward pass may rely on the types that the parameters had
+        raise UserError("; ".join([str(error), *(each.removeprefix(WARNING) for each in notes_on_types)])) from None
     facts = inspect_model(module, x, name)
     facts = replace(facts, late_buffers=as_made.late_buffers(module, make, x, facts.behaviour, name))
     patterns = config.model.private or training.algorithm.private
+    check_head(module, facts.last_called, _named_layers(config, training))
     facts, notes_on_private = with_private(facts, module, patterns) if patterns else (facts, [])
     layout = Layout(module, facts.behaviour.changing)
     finetuned = config.run.finetune_layers
     if finetuned and not private_names(module, layout, finetuned, "run.finetune_layers"):
         raise UserError(f"run.finetune_layers: the model has none that {', '.join(finetuned)} names")
-    if unknown_layer(module) is not None:
-        require_no_hidden_state(make, task, x, y, facts.behaviour, name)
+    if loss is not None:
+        draws = facts.behaviour.draws | drawn_by_loss(module, task, x, y)
+        facts = replace(facts, behaviour=replace(facts.behaviour, draws=frozenset(draws)))
+    suspects = [f"model {name}"] * (unknown_layer(module) is not None) + ["the loss"] * (loss is not None)
+    if suspects:
+        require_no_hidden_state(make, task, x, y, facts.behaviour, name, " or ".join(suspects))
     if training.algorithm.needs_classes and task.kind not in ("classification", "tokens"):
         raise UserError(
             f"algorithm.name={config.algorithm.name} needs samples of classes, which task.kind={task.kind} does not "
@@ -96,6 +117,21 @@ def model_stage(
         },
         notes=(*notes_on_types, *notes_on_task, *make.notes(), *facts.notes, *single, *notes_on_private),
     )
+
+
+def _named_layers(config: Config, training: TrainingStage) -> dict[str, Sequence[str]]:
+    """Returns the patterns of each key that names layers of the model, by key."""
+    model, name = config.model, config.algorithm.name
+    trainable = ["head"] if model.trainable is None and model.peft.kind != "none" else model.trainable
+    said: dict[str, Sequence[str] | None] = {
+        "model.private": model.private,
+        "model.trainable": trainable,
+        "run.finetune_layers": config.run.finetune_layers,
+    }
+    own = {f"algorithm.{key}": value for key, value in training.algorithm.hyper if isinstance(value, tuple)}
+    fixed = [each for each in training.algorithm.private if not any(each in value for value in own.values())]
+    said |= {**own, f"algorithm.name={name}": fixed}
+    return {key: patterns for key, patterns in said.items() if patterns}
 
 
 def _with_single_samples(data: FederatedData, local: LocalTraining) -> list[int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fedray.algorithms import Algorithm, known_algorithms
+from fedray.algorithms import Algorithm
 from fedray.config import Config
 from fedray.config.sampling import SamplingConfig
 from fedray.errors import UserError
+from fedray.experiment.permissions import require
 from fedray.experiment.stage import Stage
 from fedray.privacy import Accountant, Mechanism
 from fedray.privacy.accountant import noise_for
@@ -94,7 +95,7 @@ def _notes(
     asked, noise = config.privacy, mechanism.noise
     each = f"each of {clients} clients in a round with probability {accountant.rate:.4g}"
     epsilon = f"epsilon {accountant.epsilon(rounds):.4g} at delta {asked.delta:g}" if noise else "no noise"
-    lines = [f"privacy: {epsilon} after {rounds} rounds, {each}; noise z={noise:.4g}"]
+    lines = [f"privacy: {epsilon} after {rounds} round{'' if rounds == 1 else 's'}, {each}; noise z={noise:.4g}"]
     if (counted, clients) != simulated:
         lines.append(
             f"warning: privacy: {simulated[0]} of {simulated[1]} clients are simulated, with the noise and epsilon of "
@@ -115,12 +116,8 @@ def _check(config: Config, algorithm: Algorithm) -> None:
     """Raises :class:`UserError` if the server would learn more of clients than the noisy mean of their updates, or
     clients would not take part as the accountant assumes."""
     train, system = config.train, config.system
-    if not vars(type(algorithm)).get("allows_aggregation", False):
-        able = sorted(known for known, cls in known_algorithms().items() if vars(cls).get("allows_aggregation", False))
-        raise UserError(
-            f"privacy: algorithm.name={config.algorithm.name} does not say that its server's rule uses nothing of "
-            f"clients but a mean of models (allows_aggregation = True); these do: {', '.join(able)}"
-        )
+    what = "its server's rule uses nothing of clients but a mean of models"
+    require(algorithm, config.algorithm.name, "allows_aggregation", "privacy", what)
     kind = SamplingConfig.of(train.sampling).kind
     problems = [
         (train.weighting == "samples", "train.weighting=samples: a client with many samples would change the sum more"),

@@ -31,10 +31,21 @@ def recorded_metrics(task: Task, label: str) -> list[str]:
     return [name for name in known if name in (task.main, "accuracy")]
 
 
-def check_stop(config: Config, task: Task, data: FederatedData) -> None:
-    """Raises :class:`UserError` if ``run.stop_at`` names a column that a run has not, or one that would make the length
-    of a private run depend on single clients."""
-    for column in config.run.stop_at if isinstance(config.run.stop_at, dict) else ():
+FRACTIONS = ("accuracy", "f1")
+"""The metrics that are at most 1."""
+
+
+def check_reached(config: Config, task: Task, data: FederatedData) -> None:
+    """Raises :class:`UserError` if ``run.stop_at`` or ``run.targets`` has a value that no model can reach, and if
+    ``run.stop_at`` names a column that a run has not, or one that would make the length of a private run depend on
+    single clients."""
+    stop_at = config.run.stop_at
+    named = [*stop_at.items()] if isinstance(stop_at, dict) else [(task.main, stop_at)] if stop_at is not None else []
+    reached = [("stop_at", *each) for each in named] + [("targets", task.main, value) for value in config.run.targets]
+    for key, name, value in reached:
+        if name.removeprefix("test_").removeprefix("validation_").removeprefix("train_") in FRACTIONS and value > 1:
+            raise UserError(f"run.{key}={value:g}: {name} is a fraction of 1 (did you mean {value / 100:g}?)")
+    for column in stop_at if isinstance(stop_at, dict) else ():
         check_column("run.stop_at", column, ("test", "validation", "train"), STOPPING, config, task, data)
         if config.privacy.is_on and column != "epsilon" and not column.startswith(("test_", "validation_")):
             raise UserError(

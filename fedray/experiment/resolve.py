@@ -27,11 +27,12 @@ from fedray.experiment.model import ModelStage, model_stage
 from fedray.experiment.named import named_uploads, with_named
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.privacy import Privacy, privacy_of
-from fedray.experiment.recorded import check_stop
+from fedray.experiment.recorded import check_reached
 from fedray.experiment.robust import Robust, robust_of
 from fedray.experiment.stage import with_settings
 from fedray.experiment.system import SystemStage, system_stage
 from fedray.experiment.training import TrainingStage, training_stage
+from fedray.experiment.unused import notes_on_unused
 from fedray.models import find_model
 from fedray.tracking.diagnostics import measured
 
@@ -79,7 +80,7 @@ def resolve(
     )  # fmt: skip
     privacy = privacy_of(config, algorithm, model.statistics, training.cohort_size, data.data.active, training.rounds)
     stages = (data, training, model, system, execution)
-    check_stop(config, model.task, data.data)
+    check_reached(config, model.task, data.data)
     return _experiment(config, named, upload, stages, robust, privacy), data.data
 
 
@@ -113,8 +114,9 @@ def _experiment(
     data, training, model, system, execution = stages
     parts = [*stages, *(part for part in (robust, privacy) if part is not None)]
     algorithm, diagnostics = training.algorithm, config.run.diagnostics
+    settings = ChainMap(*(dict(part.settings) for part in parts))
     return Experiment(
-        config=with_settings(config, ChainMap(*(dict(part.settings) for part in parts))),
+        config=with_settings(config, settings),
         algorithm=measured(algorithm, diagnostics if isinstance(diagnostics, str) else "")
         if diagnostics
         else algorithm,
@@ -131,7 +133,7 @@ def _experiment(
         chunk=execution.chunk,
         compile=execution.compile,
         replay=execution.replay,
-        notes=tuple(note for part in parts for note in part.notes),
+        notes=(*(note for part in parts for note in part.notes), *notes_on_unused(config, settings)),
         inputs=inputs_of(custom, upload, data, training, model, execution.make()) | system.digests,
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},

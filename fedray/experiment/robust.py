@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedray.algorithms import Algorithm, known_algorithms
+from fedray.algorithms import Algorithm
 from fedray.config import Config
 from fedray.core.local_training import Poison
 from fedray.core.seeds import Purpose, stream
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
+from fedray.experiment.permissions import require
 from fedray.experiment.stage import Stage
 from fedray.robust import RULES
 from fedray.robust.attacks import Attack
@@ -68,6 +69,11 @@ def robust_of(
     if attack.kind in ("label_flip", "backdoor") and not classification:
         raise UserError(f"attack.kind={attack.kind} changes class numbers, which this task does not have")
     notes = []
+    if config.train.weighting != "auto" and not rule.weighs:
+        notes.append(
+            f"warning: train.weighting={config.train.weighting} changes nothing: train.aggregation.kind={asked.kind} "
+            "counts all clients alike"
+        )
     if (size := 4 * numbers * cohort) > SMALL:
         notes.append(
             f"train.aggregation: the {cohort} uploads of a round are {size / 1e9:.3g} GB, and the server needs up to "
@@ -117,12 +123,8 @@ def _backdoor(config: Config, data: FederatedData) -> Backdoor:
 
 def _check_algorithm(config: Config, algorithm: Algorithm) -> None:
     key = f"train.aggregation.kind={config.train.aggregation.kind}" if config.attack.kind is None else "attack"
-    if not vars(type(algorithm)).get("allows_aggregation", False):
-        able = sorted(known for known, cls in known_algorithms().items() if vars(cls).get("allows_aggregation", False))
-        raise UserError(
-            f"{key}: algorithm.name={config.algorithm.name} does not say that its server's rule is right for something "
-            f"else than a mean of uploads (allows_aggregation = True); these do: {', '.join(able)}"
-        )
+    what = "its server's rule is right for something else than a mean of uploads"
+    require(algorithm, config.algorithm.name, "allows_aggregation", key, what)
     if config.system.mode == "buffered":
         raise UserError(f"{key}: with system.mode=buffered clients do not begin with the same model")
     if config.run.diagnostics:

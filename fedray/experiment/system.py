@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedray.algorithms import Algorithm, known_algorithms
+from fedray.algorithms import Algorithm
 from fedray.config import Config
 from fedray.config.sampling import SamplingConfig
 from fedray.config.system import SystemConfig
@@ -24,6 +24,7 @@ from fedray.errors import UserError
 from fedray.experiment.cohorts import draw_of
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.model import ModelStage
+from fedray.experiment.permissions import require
 from fedray.experiment.stage import Stage, under
 from fedray.experiment.training import TrainingStage
 from fedray.system.availability import availability_of
@@ -59,7 +60,7 @@ def system_stage(
     if not system.is_on:
         return SystemStage(settings={}, draws=cohort, digests={})
     if system.mode == "buffered":
-        _check_buffered(config, training.algorithm, cohort, data.active)
+        _check_buffered(config, training.algorithm, data.active)
     draws = math.ceil(cohort * system.over_select - 1e-9)
     if draws > data.active:
         raise UserError(
@@ -79,31 +80,21 @@ def system_stage(
             for path in ([value] if isinstance(value, str) else value or ())
             if is_file(path)
         },
-        notes=tuple(_notes(clock, np.flatnonzero(data.sizes()))),
+        notes=tuple(_notes(clock, np.flatnonzero(data.sizes()), draws)),
     )
 
 
-def _check_buffered(config: Config, algorithm: Algorithm, cohort: int, clients: int) -> None:
+def _check_buffered(config: Config, algorithm: Algorithm, clients: int) -> None:
     """Checks that rounds can be asynchronous, and raises :class:`UserError` if not."""
-    name, concurrency = config.algorithm.name, config.system.concurrency
+    concurrency = config.system.concurrency
     if SamplingConfig.of(config.train.sampling).kind != "uniform":
         raise UserError(f"system.mode=buffered draws clients one by one: train.sampling={config.train.sampling} can't")
-    if not allows_asynchronous(type(algorithm)):
-        able = sorted(known for known, cls in known_algorithms().items() if allows_asynchronous(cls))
-        raise UserError(
-            f"system.mode=buffered: algorithm.name={name} does not say that its server's rule is right for answers "
-            f"that began with different models (asynchronous = True); these do: {', '.join(able)}"
-        )
+    what = "its server's rule is right for answers that began with different models"
+    require(algorithm, config.algorithm.name, "asynchronous", "system.mode=buffered", what)
     if config.run.diagnostics:
         raise UserError("run.diagnostics compares clients that began together, and system.mode=buffered has none")
     if concurrency is not None and concurrency > clients:
         raise UserError(f"system.concurrency={concurrency} is more than the {clients} clients that have samples")
-
-
-def allows_asynchronous(cls: type[Algorithm]) -> bool:
-    """Returns whether an algorithm says that it allows asynchronous rounds. What it inherits from may do so for a rule
-    that it has changed, and does not count."""
-    return bool(vars(cls).get("asynchronous", False))
 
 
 def _absolute(value: Any) -> Any:
@@ -182,9 +173,9 @@ def _clock(system: SystemConfig, phases: list[PhaseCost], data: FederatedData, c
     return Clock(system, devices, availability_of(system.availability, data.clients, seed, names), phases, cohort, seed)
 
 
-def _notes(clock: Clock, present: NDArray[np.int64]) -> Iterator[str]:
-    """Yields lines about what the clients with samples, ``present``, will take. Raises :class:`UserError` if none of
-    them can meet the deadline of a phase."""
+def _notes(clock: Clock, present: NDArray[np.int64], draws: int) -> Iterator[str]:
+    """Yields lines about what the clients with samples, ``present``, will take, of which ``draws`` begin a round.
+    Raises :class:`UserError` if none of them can meet the deadline of a phase."""
     system = clock.system
     for place, phase in enumerate(clock.phases):
         alone = clock.alone(place)[present]
@@ -201,6 +192,13 @@ def _notes(clock: Clock, present: NDArray[np.int64]) -> Iterator[str]:
             raise UserError(
                 f"system.deadline_seconds={system.deadline_seconds:g} is less than even the fastest client, {fastest}, "
                 f"needs{of_phase}: {clock.arithmetic(place, fastest)}"
+            )
+        first = clock.together(place, np.sort(present[alone.argsort(kind="stable")[:draws]])).min()
+        if first > system.deadline_seconds:
+            yield (
+                f"warning: if the {draws} fastest clients begin{of_phase} together and share "
+                f"system.server_mbps={system.server_mbps:g}, the first answers after {first:.4g} s, and "
+                f"system.deadline_seconds={system.deadline_seconds:g}: rounds will have nobody"
             )
         late = int((alone > system.deadline_seconds).sum())
         if late:

@@ -6,7 +6,7 @@ It decides ``run.rounds``, ``train.*``, and the hyper-parameters ``algorithm.*``
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,7 +59,7 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     """
     train, rounds = config.train, config.rounds
     cohort_size = _cohort_size(config, data)
-    _check_candidates(config, cohort_size, data.active)
+    _check_candidates(config, cohort_size, data.active, algorithm)
     transform, notes = _transform(config, custom, data)
     local = _local_training(config, transform)
     defaults = algorithm.resolved_defaults(cohort_size, data.active, local.local_steps)
@@ -70,10 +70,11 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     usual: Literal["samples", "uniform"] = "uniform" if equal else algorithm.weighting
     weighting = usual if train.weighting == "auto" else train.weighting
     advice = [*algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr)]
-    if algorithm.own_weights and train.weighting not in ("auto", algorithm.weighting):
-        name = config.algorithm.name
+    advice += _on_weights(config, algorithm)
+    if algorithm.earlier_models >= rounds and getattr(algorithm.hyper, "warmup", None) == "zero":
         advice.append(
-            f"train.weighting={train.weighting} changes nothing: the rule of {name} says how much a client counts"
+            f"algorithm.tau={algorithm.earlier_models} is not less than the {rounds} rounds, so that there is never a "
+            f"momentum, and {config.algorithm.name} trains as without it"
         )
     return TrainingStage(
         algorithm=algorithm,
@@ -101,12 +102,32 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     )
 
 
-def _check_candidates(config: Config, cohort: int, active: int) -> None:
+def _on_weights(config: Config, algorithm: Algorithm) -> Iterator[str]:
+    """Yields warnings about ``train.weighting`` where it changes nothing, or is not meant."""
+    asked, name = config.train.weighting, config.algorithm.name
+    if algorithm.own_weights and asked not in ("auto", algorithm.weighting):
+        yield f"train.weighting={asked} changes nothing: the rule of {name} says how much a client counts"
+    if algorithm.only_weighting and asked not in ("auto", algorithm.weighting):
+        usual = algorithm.weighting
+        yield f"train.weighting={asked}: the paper's rule of {name} has {usual} weights, so this is another rule"
+    sampling = SamplingConfig.of(config.train.sampling).kind
+    if asked == "samples" and sampling in ("weighted", "power_of_choice"):
+        yield (
+            f"train.weighting=samples: with train.sampling={sampling} clients are drawn by their samples already, "
+            "which count twice now; auto and uniform let them count once"
+        )
+
+
+def _check_candidates(config: Config, cohort: int, active: int, algorithm: Algorithm) -> None:
     """Checks that a cohort can be chosen among the candidates of ``train.sampling``, and raises :class:`UserError` if
     not."""
     sampling, system = SamplingConfig.of(config.train.sampling), config.system
     if sampling.seconds is not None and not system.is_on:
         raise UserError("train.sampling: seconds are those of the virtual clock, and there is none (system.*)")
+    if algorithm.several_models and (sampling.kind == "oort" or (sampling.candidates and not sampling.cached)):
+        raise UserError(
+            f"train.sampling={sampling.kind} goes by losses of one model, and {config.algorithm.name} has several"
+        )
     if sampling.candidates is None:
         return
     least = math.ceil(cohort * system.over_select - 1e-9)

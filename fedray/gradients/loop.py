@@ -71,7 +71,7 @@ class LoopNetwork(Network):
 
     def _inputs(self, at: Model, batch: Batch, rows: Sequence[int]) -> list[tuple[Any, ...]]:
         """Returns the inputs of :meth:`pure_gradient` for some clients, as a list with a tuple for each of them.
-        ``rows`` are the numbers of their rows in the stack (the clients that are trained together)."""
+        ``rows`` are the numbers of their rows in the stack."""
         if batch.counts is not None:
             return [self.inputs_of(at, batch, row) for row in rows]
         # selecting them row by row would take as long as the launch of all their gradients

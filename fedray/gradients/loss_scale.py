@@ -59,7 +59,7 @@ def write_gradient(
         out: The vector ``[width]``, with one number for each entry of the parameters, and padding.
         scale: If not None, the loss is multiplied by the client's factor before the backward pass, and ``out`` divided
             by it again. This is repeated with a smaller factor while the gradient overflows.
-        client: The client's row in its stack (the clients that are trained together).
+        client: The client's row in its stack.
         direct: If not None, and without a ``scale``, large linear layers write their gradients into ``out`` themselves.
     """
     if scale is None:

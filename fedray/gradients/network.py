@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from fedray.core.batches import Batch
 from fedray.core.linear import linear_layers
 from fedray.core.norms import BATCH_NORMS, TRACKING_NORMS, is_frozen, norm_layers, single_value_norms
-from fedray.core.places import Places, same_bits, with_parameters_of
+from fedray.core.places import Places, frozen, same_bits, with_parameters_of
 from fedray.core.precision import autocast
 from fedray.core.seeds import Purpose, every_rng, torch_rng
-from fedray.core.structure import call, map_leaves
+from fedray.core.structure import call, call_on_copies, map_leaves
 from fedray.core.task import Task
-from fedray.core.vectors import Layout, Model, frozen
+from fedray.core.vectors import Layout, Model
 from fedray.errors import UserError
 from fedray.gradients.compiled import Compiled
 from fedray.gradients.lanes import Lanes, SideBySide
 from fedray.gradients.loss_scale import LossScale
-from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, losses_of, predicting_head
+from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, hook, losses_of, predicting_head
 from fedray.gradients.recording import Recorded
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
@@ -58,8 +58,9 @@ class Network:
     says whether the module draws random numbers, as dropout does. The attribute ``rng`` is a function: within the
     context ``rng(seed, purpose, ...)`` torch draws numbers that depend only on these arguments. ``writes`` says whether
     a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What a pass changes stays in the
-    client's model in training; in evaluation it is undone before the next pass. ``precision`` is ``train.precision``,
-    and ``dtype`` the type of the parameters.
+    client's model in training; in evaluation it is undone before the next pass. ``overwrites`` says whether a forward
+    pass may write into its inputs, of which it gets copies then, because other passes need them. ``precision`` is
+    ``train.precision``, and ``dtype`` the type of the parameters.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Network:
         draws: bool = False,
         changing: Collection[str] | None = None,
         writes: bool = False,
+        overwrites: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.module = with_parameters_of(module.to(device=device), dtype)
@@ -81,6 +83,7 @@ class Network:
         self.draws = draws
         self.rng: Callable[..., contextlib.AbstractContextManager[None]] = torch_rng
         self.writes = writes
+        self._call = call_on_copies if overwrites else call
         self.dtype = dtype
         self.places = Places(self.module)
         self._trainable = [self.places.parameters[slot.name] for slot in self.layout.slots]
@@ -136,7 +139,7 @@ class Network:
 
     def unload(self) -> None:
         """Ends the use of the model that was loaded last, so that the memory of its row can be freed: the module's
-        parameters are no longer views into it. It is called after a stack (clients that are trained together).
+        parameters are no longer views into it. It is called after a stack.
 
         Raises :class:`UserError` if user-defined code has changed a buffer that it left unchanged when the model was
         tried before the first round.
@@ -184,10 +187,10 @@ class Network:
         self._predicting = predict
         with autocast(self.device, self.precision):
             if tensors is None:
-                logits = call(self.module, x)
+                logits = self._call(self.module, x)
             else:
                 with self.places.holding(tensors):
-                    logits = call(self.module, x)
+                    logits = self._call(self.module, x)
         z, prediction = (
             None if found is None else found.to(self.dtype) for found in (self._features, self._prediction)
         )
@@ -332,13 +335,15 @@ class Network:
             # copies, because tensors that autograd has saved must not change
             buffers = self._copies(model.buffers)
             held = trained | buffers
+            hook(trained, self.places.parameters)
             with self._drawing(rng, row):
                 outputs = self.outputs(x, held, predict=True)
+                losses = losses_of(self.task, outputs, y, row)
             # a client that has made all its steps keeps its buffers
             if not batch.rests(row):
                 self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
                 self._write_parameters(at.row[row], trained)
-            found.add(trained, outputs, losses_of(self.task, outputs, y, row))
+            found.add(trained, outputs, losses, partial(self._drawing, rng, row))
         return found
 
     def _write_parameters(self, row: Tensor, trained: dict[str, Tensor]) -> None:

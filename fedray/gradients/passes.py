@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedray.core.clock import Clock
+from fedray.core.stopwatch import Stopwatch
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task, mean_loss
 from fedray.core.vectors import Layout
@@ -52,13 +53,15 @@ def predicting_head(module: nn.Module) -> Predicting | None:
 
 class UnfitTarget(ValueError):
     """Raised if the loss can't be computed for the target of a sample. The sample is at ``place`` (from 0) in the
-    mini-batch of the client in ``row`` of a stack (the clients that are trained together). ``reason`` is the error
-    message."""
+    mini-batch of the client in ``row`` of a stack. ``reason`` is the error message."""
 
     def __init__(self, row: int, place: int, reason: str) -> None:
         super().__init__(reason)
         self.row, self.place = row, place
 
+
+Drawing = Callable[[], AbstractContextManager[None]]
+"""The type of functions that make a context in which the random numbers of one client are drawn."""
 
 RuleLoss = Callable[..., Tensor]
 """The type of losses that an algorithm defines: ``loss(outputs, task_losses [b], *extras) -> [b]`` returns the loss of
@@ -107,19 +110,20 @@ class TrainingPass:
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
         self._layout, self._scale = layout, scale
-        self.clock = Clock()
+        self.stopwatch = Stopwatch()
         self._passes: list[_Pass] = []
 
-    def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: Losses) -> None:
+    def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: Losses, drawing: Drawing = nullcontext) -> None:
         """Adds the forward pass of one more client to this object. Must be called once for each client, in the order of
-        the rows of their stack (the clients that are trained together).
+        the rows of their stack.
 
         Args:
             tensors: The client's parameters by name, for which :meth:`gradient` later computes the gradient.
             outputs: What the client's forward pass returned.
             found: The losses of the client's mini-batch.
+            drawing: Makes a context that fixes random numbers, such as those of hooks, for the client's gradient.
         """
-        self._passes.append(_Pass(tensors, outputs, found))
+        self._passes.append(_Pass(tensors, outputs, found, drawing))
 
     @property
     def task_loss(self) -> Tensor:
@@ -143,11 +147,12 @@ class TrainingPass:
             extras: Tensors ``[C, ...]``. ``loss`` gets the client's row of each.
         """
         value = self._passes[0].losses.each.new_zeros(len(self._passes), self._layout.width)
-        with self.clock.on("gradient"):
-            for row, (tensors, outputs, losses) in enumerate(self._passes):
-                each = loss(outputs, losses.each, *(extra[row] for extra in extras))
+        with self.stopwatch.on("gradient"):
+            for row, (tensors, outputs, losses, drawing) in enumerate(self._passes):
                 parameters = list(tensors.values())
-                write_gradient(losses.mean(each), parameters, self._layout, value[row], self._scale, row)
+                with drawing():
+                    each = loss(outputs, losses.each, *(extra[row] for extra in extras))
+                    write_gradient(losses.mean(each), parameters, self._layout, value[row], self._scale, row)
         return value
 
 
@@ -182,8 +187,7 @@ def losses_of(task: Task, outputs: Outputs, y: Tensor, row: int) -> Losses:
         task: The task, which defines the loss.
         outputs: The outputs of the client's forward pass.
         y: The targets ``[b, ...]``.
-        row: The client's row in its stack (the clients that are trained together). It is only used to say in an
-            :class:`UnfitTarget` which client it is.
+        row: The client's row in its stack. It is only used to say in an :class:`UnfitTarget` which client it is.
 
     Raises:
         UnfitTarget: The loss fails for some of the samples. If it fails for all of them, the mistake is in the loss,
@@ -219,6 +223,14 @@ class _Pass(NamedTuple):
     tensors: dict[str, Tensor]
     outputs: Outputs
     losses: Losses
+    drawing: Drawing
+
+
+def hook(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Gives ``tensors`` (by name) the hooks of the module's ``parameters`` that they stand for."""
+    for name, tensor in tensors.items():
+        for each in (parameters[name]._backward_hooks or {}).values():
+            tensor.register_hook(each)  # type: ignore[no-untyped-call]
 
 
 def in_rows(tensors: Sequence[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
-from fedray.core.clock import Clock
+from fedray.core.stopwatch import Stopwatch
 from fedray.gradients.watching import Mode, read
 
 MOVING = frozenset({
@@ -34,13 +34,13 @@ class RowByRow(Mode):
     ``sum``: the bits of their results may depend on the number of clients. After the context, ``found`` is the name of
     the first such operation, or None.
 
-    The algorithm must use the context's attribute ``clock`` as its clock. Operations in ``with`` blocks of
-    its method ``on(...)``, such as gradients, are not watched. Their time is passed on to the argument ``clock``.
+    The algorithm must use the context's attribute ``stopwatch``. Operations in ``with`` blocks of
+    its method ``on(...)``, such as gradients, are not watched. Their time is passed on to the argument ``stopwatch``.
     """
 
-    def __init__(self, clients: int, clock: Clock) -> None:
+    def __init__(self, clients: int, stopwatch: Stopwatch) -> None:
         super().__init__()
-        self._clients, self.clock = clients, _Aside(clock)
+        self._clients, self.stopwatch = clients, _Aside(stopwatch)
         self.found: str | None = None
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -52,12 +52,12 @@ class RowByRow(Mode):
         return tensor.dim() > 0 and len(tensor) == self._clients
 
 
-class _Aside(Clock):
-    """A clock whose ``with`` blocks hide their operations from a :class:`RowByRow`. ``clock`` gets the times."""
+class _Aside(Stopwatch):
+    """Hides the operations in its ``with`` blocks from a :class:`RowByRow`. ``stopwatch`` gets the times."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, stopwatch: Stopwatch) -> None:
         super().__init__()
-        self._clock = clock
+        self._stopwatch = stopwatch
 
     def on(self, purpose: str) -> Any:
         return self._without_mode(purpose)
@@ -65,7 +65,7 @@ class _Aside(Clock):
     @contextlib.contextmanager
     def _without_mode(self, purpose: str) -> Iterator[None]:
         is_on = torch._C._len_torch_dispatch_stack() > 0
-        with self._clock.on(purpose), _pop_mode_temporarily() if is_on else contextlib.nullcontext():
+        with self._stopwatch.on(purpose), _pop_mode_temporarily() if is_on else contextlib.nullcontext():
             yield
 
 

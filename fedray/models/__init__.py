@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from fedray.data.sources.doubts import CHANNELS_FIRST, seems_channels_last
 from fedray.errors import UserError, near_miss
 from fedray.models.adapters import TIMM, TRANSFORMERS, timm_model, transformers_model
 from fedray.models.ghbm import GHBMCNN, ResNet20
@@ -22,7 +23,7 @@ from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
 from fedray.models.soundness import require_trainable_kind
 from fedray.models.text import ShakespeareLSTM, StackOverflowLSTM
 from fedray.models.vision import (
-    PREFIX,
+    TORCHVISION,
     AlexNet,
     FireNet,
     mobilenet_v2,
@@ -70,8 +71,8 @@ def find_model(name: str) -> Callable[..., nn.Module]:
     Example:
         module = find_model("lenet5")(input_shape=(1, 28, 28), classes=10)
     """
-    if name.startswith(PREFIX):
-        return torchvision_model(name.removeprefix(PREFIX))
+    if name.startswith(TORCHVISION):
+        return torchvision_model(name.removeprefix(TORCHVISION))
     if name.startswith(TRANSFORMERS):
         return transformers_model(name.removeprefix(TRANSFORMERS))
     if name.startswith(TIMM):
@@ -123,7 +124,8 @@ def build(
     """
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}
-    with as_user_error(f"model {name} can't be made for inputs {_as_text(input_shape)} and {classes} classes"):
+    hint = f" ({CHANNELS_FIRST})" if seems_channels_last(input_shape) else ""
+    with as_user_error(f"model {name} can't be made for inputs {_as_text(input_shape)}{hint} and {classes} classes"):
         module = model(**asked, **options)
     if not isinstance(module, nn.Module):
         raise UserError(f"model {name} must be a torch.nn.Module, not {type(module).__name__}")

@@ -17,6 +17,9 @@ from fedray.util.files import in_home
 
 TRANSFORMERS, TIMM = "transformers:", "timm:"
 
+OF_THE_HUB = {"token", "cache_dir", "local_files_only", "force_download", "proxies", "trust_remote_code"}
+"""Arguments of the library that it would take for no key of a model's configuration."""
+
 DRAWN = "_drawn_for_fedray"
 """The attribute of a model of transformers with the names of its weights that were drawn at random beside others."""
 
@@ -82,10 +85,17 @@ def _of_transformers(
     if name.startswith(("/", "~", ".")) and not folder.is_dir():
         raise ValueError(f"there is no folder {folder} on {platform.node()}")
     name = str(folder) if folder.is_dir() else name
-    has_weights = not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    if isinstance(pretrained, str):
+        raise ValueError(f"model.pretrained must be true or false, not {pretrained!r}")
+    for key in OF_THE_HUB & options.keys():
+        raise ValueError(f"model.{key} is for the library itself: set it up outside")
+    # which of several models the folder or name means, for the configuration as for the weights
+    which = {key: options.pop(key) for key in ("revision", "subfolder") if key in options}
+    inner = folder / which.get("subfolder", "")
+    has_weights = not folder.is_dir() or any(inner.glob("*.safetensors")) or any(inner.glob("pytorch_model*.bin"))
     with _quiet(library):
         config, unknown = library.AutoConfig.from_pretrained(
-            name, trust_remote_code=False, return_unused_kwargs=True, **size, **options
+            name, trust_remote_code=False, return_unused_kwargs=True, **which, **size, **options
         )
         for key in unknown:
             raise ValueError(f"model.{key}: its configuration has no such key{near_miss(key, config.to_dict())}")
@@ -94,8 +104,9 @@ def _of_transformers(
             module: nn.Module = auto.from_config(config, trust_remote_code=False)
         else:
             module, found = auto.from_pretrained(
-                name, config=config, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True
-            )
+                name, config=config, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
+                **which,
+            )  # fmt: skip
             drawn = _drawn(module, found)
     # of a class of transformers
     kind_of = type(module)

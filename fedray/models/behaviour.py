@@ -15,7 +15,7 @@ from fedray.core.batches import Batch
 from fedray.core.norms import TRACKING_NORMS, is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits
 from fedray.core.seeds import Purpose, drawn_by, every_rng
-from fedray.core.structure import call, leaves, map_leaves
+from fedray.core.structure import call, call_on_copies, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
 from fedray.errors import UserError, first_sentence
@@ -49,12 +49,14 @@ class Behaviour:
         writes: Whether forward passes may write into parameters: because a trial pass did, or because the module has
             layers that may do so in other passes, such as embeddings with ``max_norm``, user-defined code and hooks.
         draws: The global generators from which forward passes draw random numbers: ``torch``, ``python``, ``numpy``.
+        overwrites: Whether forward passes may write into their inputs: because a trial pass did.
     """
 
     changing: frozenset[str] = frozenset()
     written: tuple[str, ...] = ()
     writes: bool = False
     draws: frozenset[str] = frozenset()
+    overwrites: bool = False
 
 
 def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
@@ -67,15 +69,17 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
     module can't be trained, because fedray switches its mode while it loads many clients' models into it.
     """
     places = Places(module)
-    tensors = {key: tensor for key, tensor in places.tensors.items() if tensor.layout is torch.strided}
+    tensors = _strided(module)
     trained = {key: parameter for key, parameter in places.parameters.items() if parameter.requires_grad}
     values = {key: tensors[key].detach().clone() for key in places.buffers if key in tensors}
     data = {key: parameter.data_ptr() for key, parameter in places.parameters.items()}
     watch, draws = Watching(written), set[str]()
+    given: list[Any] = []
 
     def run() -> None:
+        given.append(map_leaves(lambda leaf: leaf.clone(), x))
         with as_user_error(f"model {name} failed"):
-            outputs = call(module, x)
+            outputs = call(module, given[-1])
         floats = [each for each in leaves(outputs) if isinstance(each, Tensor) and each.requires_grad]
         if floats:
             with as_user_error(f"the gradient of model {name} can't be computed"):
@@ -90,6 +94,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
         into = {key for key, tensor in tensors.items() if watch.has_met(tensor)}
         moved = {key for key, parameter in places.parameters.items() if parameter.data_ptr() != data[key]}
         changed = {key for key, value in values.items() if not _is_still(places.now(key), value)}
+        _require_types(name, values, {key: places.now(key) for key in changed})
     frozen = (into | moved) & (places.parameters.keys() - trained.keys())
     changing = (into & places.buffers.keys()) | changed | frozen
     return Behaviour(
@@ -97,6 +102,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
         tuple(key for key in trained if key in into | moved),
         may_write(module) or bool(into & places.parameters.keys()),
         frozenset(draws),
+        any(watch.has_met(leaf) for each in given for leaf in leaves(each)),
     )
 
 
@@ -132,15 +138,51 @@ def _with_similar(module: nn.Module, changing: set[str]) -> set[str]:
     return found
 
 
+def _require_types(name: str, before: Mapping[str, Tensor], after: Mapping[str, Any]) -> None:
+    """Checks that forward passes of the model ``name`` leave the types of its buffers, because clients' buffers are
+    averaged. Raises :class:`UserError` if not."""
+    for key, now in after.items():
+        was = before[key].dtype
+        if isinstance(now, Tensor) and now.dtype is not was:
+            raise UserError(
+                f"model {name}: its forward pass changes the type of its buffer {key} from {was} to {now.dtype}: "
+                "register it with the type that it will have"
+            )
+
+
 def _is_still(now: Any, value: Tensor) -> bool:
     return isinstance(now, Tensor) and same_bits(now, value)
 
 
+def require_repeatable(make: Callable[[], nn.Module], module: nn.Module) -> None:
+    """Checks that a user's function makes the same model whenever it is called, which each process does. ``make``
+    calls it, and ``module`` is what it has made before. Raises :class:`UserError` if not."""
+    other = make()
+    if other is module:
+        raise UserError(
+            "the model's function returns the same module each time, and runs would train on with its weights: pass "
+            "the module itself, of which each run has a copy, or make a new one in the function"
+        )
+    ours, theirs = _strided(module), _strided(other)
+    # a buffer that is not saved may be memory that a forward pass writes before it reads it
+    saved = ours.keys() - Places(module).not_saved
+    changed = [name for name in ours if name in saved and not (name in theirs and same_bits(ours[name], theirs[name]))]
+    if changed:
+        raise UserError(
+            f"the model's function makes another {changed[0]} each time: it must draw from the global generators of "
+            "torch, NumPy or Python, which run.seed seeds, and not from one of its own"
+        )
+
+
+def _strided(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in Places(module).tensors.items() if tensor.layout is torch.strided}
+
+
 def require_no_hidden_state(
-    make: Callable[[], nn.Module], task: Task, x: Any, y: Tensor, found: Behaviour, name: str
+    make: Callable[[], nn.Module], task: Task, x: Any, y: Tensor, found: Behaviour, name: str, who: str
 ) -> None:
-    """Checks that a module keeps nothing from one client to the next, except in its parameters and buffers. A process
-    runs the models of many clients through one module, so any other state would mix the clients.
+    """Checks that a module and a loss keep nothing from one client to the next, except in the module's parameters and
+    buffers. A process runs the models of many clients through one module, so any other state would mix the clients.
 
     Args:
         make: A function without arguments that makes the module.
@@ -149,12 +191,15 @@ def require_no_hidden_state(
         y: Their targets ``[b, ...]``.
         found: What trial forward passes have shown about the module.
         name: The model's name in error messages.
+        who: Who may keep something, in error messages: the model, the loss, or either.
 
     Raises:
         UserError: The gradient can't be computed, or the results for a model change after another model was run through
             the module.
     """
-    used, fresh = (LoopNetwork(make(), task, changing=found.changing, writes=found.writes) for _ in range(2))
+    used, fresh = (
+        LoopNetwork(make(), task, changing=found.changing, writes=found.writes, overwrites=True) for _ in range(2)
+    )
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     initial = used.loaded()
     other = initial.with_parameters(initial.parameters * 1.05 + 0.01)
@@ -164,11 +209,19 @@ def require_no_hidden_state(
     for one, two in ((once, again), (alone, after)):
         if one.isfinite().all() and two.isfinite().all() and (one - two).norm() > CLOSE * one.norm():
             raise UserError(
-                f"model {name} does not compute the same from the same numbers after another client's model was run: "
+                f"{who} does not compute the same from the same numbers after another client's model was run: "
                 "it keeps something from one forward pass to the next, or draws from a random generator of its own; "
                 "what is kept must be a buffer (self.register_buffer(...)), and random numbers must be drawn from the "
                 "global generators of torch, NumPy or Python"
             )
+
+
+def drawn_by_loss(module: nn.Module, task: Task, x: Any, y: Tensor) -> set[str]:
+    """Returns the global generators from which the loss of ``task`` draws random numbers, for the outputs of ``module``
+    and the targets ``y [b, ...]`` of some samples ``x [b, ...]``."""
+    with without_traces(module):
+        outputs = call_on_copies(module, x)
+        return drawn_by(lambda: task.training_losses(outputs, y))
 
 
 def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
@@ -229,7 +282,7 @@ class AsMade(NamedTuple):
         x = map_leaves(lambda leaf: leaf.flip(0) * 0.5 if leaf.is_floating_point() else leaf.flip(0), x)
         other = make()
         with every_rng(0, Purpose.DROPOUT), torch.no_grad():
-            call(other, x)
+            call_on_copies(other, x)
         of_other = Places(other).buffers
         for key in late:
             same = key in of_other and same_bits(of_other[key], Places(module).buffers[key])
@@ -261,7 +314,7 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
     head = predicting_head(module)
 
     def run() -> None:
-        call(module, x)
+        call_on_copies(module, x)
         if head is not None:
             head.predictor(torch.zeros(1, head.classifier.in_features))
 

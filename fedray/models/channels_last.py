@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedray.core.norms import BATCH_NORMS
 from fedray.core.seeds import Purpose, stream, torch_rng
-from fedray.core.structure import call, leaves, map_leaves
+from fedray.core.structure import call_on_copies, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.errors import UserError, first_sentence
 from fedray.models.behaviour import without_traces
@@ -147,7 +147,7 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():
             state = torch.random.get_rng_state()
             module.train(training)
-            outputs = call(module, x)
+            outputs = call_on_copies(module, x)
             drew = not torch.equal(state, torch.random.get_rng_state())
             total = task.training_losses(outputs, y).sum()
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)

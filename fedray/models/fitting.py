@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedray.config import TaskConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.core.structure import call, leaves, map_leaves
+from fedray.core.structure import call_on_copies, leaves, map_leaves
 from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task_of
 from fedray.errors import UserError, near_miss
 from fedray.models.behaviour import without_traces
@@ -84,6 +84,11 @@ def fit_task(
         with without_traces(module), as_user_error(f"model {name} failed in training mode"):
             of_model = OfModel([module, *([custom] if isinstance(custom, nn.Module) else [])], x)
     trial = _Trial(task, outputs, y, classes, of_model)
+    if kind == "multilabel" and loss is not None and not metrics and ((outputs >= 0) & (outputs <= 1)).all():
+        notes.append(
+            f"warning: the outputs of model {name} lie between 0 and 1, but the metrics of task.kind=multilabel take "
+            "an output above 0 for a yes: let the model return logits (with nn.BCEWithLogitsLoss)"
+        )
     if loss is not None:
         task, lines = _with_loss(task, trial, loss)
         notes += lines
@@ -131,7 +136,7 @@ def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
     before = {name for name, _ in module.named_parameters()}
     with without_traces(module):
         module.train(training)
-        outputs = call(module, x)
+        outputs = call_on_copies(module, x)
     if new := [name for name, _ in module.named_parameters() if name not in before]:
         raise UserError(
             f"the model makes its parameter {new[0]} in its first forward pass, so that copies lack it: "

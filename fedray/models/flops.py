@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from fedray.core.structure import call, leaves, map_leaves
+from fedray.core.structure import call_on_copies, leaves, map_leaves
 from fedray.gradients.watching import Mode, address_of
 
 Shape = Sequence[int]
@@ -76,7 +76,7 @@ def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
             for hook in counter.hooks(label, layers[label]):
                 hooks.enter_context(hook)
         with torch.no_grad(), _plain_encoders(), counter:
-            output = call(module, batch)
+            output = call_on_copies(module, batch)
     uncounted = [label for label, flops in counter.by_layer.items() if not flops and matrices[label] & counter.factors]
     return output, counter.flops, tuple(uncounted)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.core.structure import call, leaves
+from fedray.core.structure import call_on_copies, leaves
 from fedray.errors import UserError, near_miss
 from fedray.gradients.passes import Predicting
 from fedray.usercode.importing import FORMS, as_user_error, import_object, is_user_defined
@@ -178,6 +178,6 @@ def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | 
             torch.random.fork_rng(devices=[]),
             torch.no_grad(),
         ):
-            call(module, example)
+            call_on_copies(module, example)
     module.train()
     return calls[-1] if calls else (None, torch.Size())

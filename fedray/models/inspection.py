@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedray.core.linear import linear_layers
+from fedray.core.copying import require_no_views
+from fedray.core.linear import is_adapter
 from fedray.core.norms import TRACKING_NORMS, unit_vectors
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
-from fedray.core.private import private_names
+from fedray.core.private import layers_with_parameters, private_names
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks
@@ -48,6 +50,8 @@ class ModelFacts:
     * ``warnings``: lines for the user about the model.
     * ``features``, ``outputs``: how many numbers go into and out of the Linear layer that is called last, 0 if there is
       none.
+    * ``last_called``: the name of the layer with parameters that is called last; None if the layer that was registered
+      last is not called, as where a forward pass uses its weights directly.
     * ``private_parameters``, ``private_buffers``: how many of the parameters and buffers are private, and never sent.
     """
 
@@ -61,6 +65,7 @@ class ModelFacts:
     late_buffers: tuple[str, ...] = ()
     features: int = 0
     outputs: int = 0
+    last_called: str | None = None
     private_parameters: int = 0
     private_buffers: int = 0
 
@@ -108,11 +113,13 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
     with without_traces(module):
         with as_user_error(f"model {name} failed in training mode"):
             module.train()
-            with _calls_of_linear_layers(module) as called:
+            with _calls(module) as called:
                 _, count = count_forward_pass(module, example)
         head = predicting_head(module)
         predicted = 0.0 if head is None else forward_flops(head.predictor, torch.zeros(2, head.classifier.in_features))
     behaviour, tensors = behaviour_of(module, example, name), Places(module).tensors
+    linear = [layer for layer in called.values() if isinstance(layer, nn.Linear)]
+    registered = [name for name, _ in layers_with_parameters(module) if not is_adapter(name)][-1:]
     return ModelFacts(
         parameters=Layout(module).parameters,
         buffers=sum(b.numel() for n, b in tensors.items() if n in behaviour.changing and b.is_floating_point()),
@@ -121,21 +128,25 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
         prediction_flops=predicted,
         uncounted=count.uncounted,
         warnings=tuple(_warnings(module, name, behaviour)),
-        features=called[-1].in_features if called else 0,
-        outputs=called[-1].out_features if called else 0,
+        features=linear[-1].in_features if linear else 0,
+        outputs=linear[-1].out_features if linear else 0,
+        last_called=[*called][-1] if called.keys() & {*registered} else None,
     )
 
 
 @contextlib.contextmanager
-def _calls_of_linear_layers(module: nn.Module) -> Iterator[list[nn.Linear]]:
-    """A context that notes which linear layers of ``module`` are called, in this order."""
-    called: list[nn.Linear] = []
+def _calls(module: nn.Module) -> Iterator[dict[str, nn.Module]]:
+    """A context that notes by their names which layers of ``module`` with parameters of their own are called, in the
+    order of their last calls. The narrow ones that the library peft has put beside another layer are left out."""
+    called: dict[str, nn.Module] = {}
 
-    def note(layer: nn.Module, inputs: Any) -> None:
-        assert isinstance(layer, nn.Linear)
-        called.append(layer)
+    def note(name: str, layer: nn.Module, inputs: Any) -> None:
+        called.pop(name, None)
+        called[name] = owners[name]
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in linear_layers(module)]
+    layers = [(name, layer) for name, layer in layers_with_parameters(module) if not is_adapter(name)]
+    owners = {name: module.get_submodule(name) for name, _ in layers}
+    hooks = [layer.register_forward_pre_hook(partial(note, name)) for name, layer in layers]
     try:
         yield called
     finally:
@@ -171,6 +182,7 @@ def prepare(module: nn.Module, name: str) -> list[str]:
                 f"model {name}: its buffer {key} is sparse, which files of models can't hold: if it never changes, "
                 f"keep it in an attribute that is no buffer (self.{key.rpartition('.')[2]} = ...)"
             )
+    require_no_views(module, f"model {name}")
     others = {str(p.dtype).removeprefix("torch.") for p in parameters.values() if p.dtype != torch.float32}
     with_parameters_of(module, torch.float32)
     if not others:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedray.core.copying import parts
 from fedray.core.places import same_bits
-from fedray.core.structure import call, leaves
+from fedray.core.structure import call_on_copies, leaves
 from fedray.core.task import Loss
 from fedray.errors import UserError
 from fedray.gradients.watching import Watching, read
@@ -32,7 +32,7 @@ class OfModel:
         kept = {id(tensor): tensor for _, tensor in _kept(first)}
         buffers = {name: buffer.clone() for name, buffer in first.named_buffers()}
         first.train()
-        call(first, x)
+        call_on_copies(first, x)
         self.passing = {name for name, tensor in _kept(first) if id(tensor) not in kept}
         now = dict(first.named_buffers())
         self.passing |= {name for name, value in buffers.items() if name in now and not same_bits(now[name], value)}

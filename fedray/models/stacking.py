@@ -128,7 +128,7 @@ def _trial(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype, devi
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     batch = Batch(map_leaves(cast, batch.x), cast(batch.y), batch.step, batch.counts)
-    options: dict[str, Any] = {"changing": (), "dtype": dtype}
+    options: dict[str, Any] = {"changing": (), "dtype": dtype, "overwrites": True}
     stack = StackNetwork(copied(module).to(dtype), task, windows=device == "cuda", **options)
     loop = LoopNetwork(copied(module).to(dtype), task, **options)
     at = _models_near_the_initial_one(stack, len(batch.y))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedray.errors import UserError, near_miss
 from fedray.models.small import image_shape
 
-PREFIX = "torchvision:"
+TORCHVISION = "torchvision:"
 """The beginning of the names of torchvision's models in configurations."""
 
 TWO_OUTPUTS = ("googlenet", "inception_v3")
@@ -146,7 +146,7 @@ def torchvision_model(name: str) -> Callable[..., nn.Module]:
 
     known = models.list_models(module=models)
     if name not in known:
-        raise UserError(f"model.name={PREFIX}{name}: torchvision has no such classifier{near_miss(name, known)}")
+        raise UserError(f"model.name={TORCHVISION}{name}: torchvision has no such classifier{near_miss(name, known)}")
     made = partial(_classifier, name)
     made.__doc__ = f"{name} of torchvision, as it is there. Its options are those of its class."
     return made

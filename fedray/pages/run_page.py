@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -32,6 +31,7 @@ from fedray.results.style import (
     lines_for,
 )
 from fedray.results.tables import Table, digits_of, in_units
+from fedray.tracking.tables import read_parts
 
 SHOWN_SETTINGS = (
     "data.source", "data.clients", "data.partition.kind", "data.partition.alpha", "model.name",
@@ -76,9 +76,11 @@ def run_page(folder: Path) -> Page:
     for title, figures in parts.items():
         if pictures := [Picture.of_figure(caption, figure) for caption, figure in figures]:
             sections.append(Section(title, pictures=pictures))
+    rounds = run.summary["rounds"]
     lead = [
-        f"{run.summary['status']} after {run.summary['rounds']} rounds; {run.summary.get('parameters', 0):,} "
-        f"parameters; made by fedray {run.versions.get('fedray')}, torch {run.versions.get('torch')}.",
+        f"{run.summary['status']} after {rounds} round{'' if rounds == 1 else 's'}; "
+        f"{run.summary.get('parameters', 0):,} parameters; made by fedray {run.versions.get('fedray')}, "
+        f"torch {run.versions.get('torch')}.",
         str(folder.resolve()),
     ]
     return Page(f"Run {folder.resolve().name}", lead, sections)
@@ -158,7 +160,8 @@ def _holdings(run: RecordedRun) -> Figures:
         with _reading(path):
             held = Holdings.read(path)
         clients = int((held.counts.sum(1) > 0).sum())
-        yield f"training samples of each class of {clients:,} clients", draw_holdings(held)
+        each = " of each class" if held.counts.shape[1] > 1 else ""
+        yield f"training samples{each} of {clients:,} clients", draw_holdings(held)
 
 
 def _clients(run: RecordedRun) -> Figures:
@@ -195,7 +198,7 @@ def _read_parts(folder: Path) -> pd.DataFrame | None:
     if not any(folder.glob("part-*.parquet")):
         return None
     with _reading(folder):
-        rows: pd.DataFrame = pq.read_table(folder).to_pandas()
+        rows = read_parts(folder)
     return rows
 
 

@@ -62,7 +62,7 @@ def _of_sweep(spec: SweepSpec) -> Section:
     objective, mode = next(iter(spec.tune.objective.items()))
     table = rank_trials(trial_table(spec.folder), objective, mode)
     shown = table.head(MOST_TRIALS)
-    title = f"trials, the best first; {objective} is to be {mode}imal"
+    title = f"trials, the best first; {objective}, {'lower' if mode == 'min' else 'higher'} is better"
     if len(table) > len(shown):
         title += f" ({len(shown)} of {len(table)}; trials.csv has all)"
     space = ", ".join(f"{key} {json.dumps(values, default=str)}" for key, values in spec.raw_space.items())

@@ -38,10 +38,11 @@ class Accountant:
     kind: str
 
     def epsilon(self, rounds: int) -> float:
-        """Returns epsilon after ``rounds`` rounds: 0 before the first, and infinity without noise."""
+        """Returns epsilon after ``rounds`` rounds: 0 before the first, and infinity with less noise than
+        :data:`LEAST_NOISE`."""
         if not rounds:
             return 0.0
-        if not self.noise:
+        if self.noise < LEAST_NOISE:
             return math.inf
         with _quiet():
             if self.kind == "pld":
@@ -60,6 +61,10 @@ class Accountant:
             return float(accountant.get_epsilon(self.delta))
 
 
+LEAST_NOISE = 1e-2
+"""The least noise multiplier for which epsilon is computed. With less it is in the thousands."""
+
+
 @lru_cache
 def noise_for(epsilon: float, rate: float, delta: float, kind: str, rounds: int) -> float:
     """Returns the least noise multiplier z of four digits with which ``rounds`` rounds have at most ``epsilon``. The
@@ -76,6 +81,13 @@ def noise_for(epsilon: float, rate: float, delta: float, kind: str, rounds: int)
     least = most / 2
     while excess(least) <= 0:
         most, least = least, least / 2
+        if least < LEAST_NOISE:
+            raise UserError(
+                f"privacy.epsilon={epsilon:g} with privacy.delta={delta:g} needs no noise worth the name, so that "
+                "nothing would be private: give smaller ones"
+            )
+    if excess(most) > 0:
+        raise UserError(f"privacy.delta={delta:g}: it is too small for the noise of epsilon={epsilon:g} to be computed")
     z = _rounded_up(optimize.brentq(excess, least, most, xtol=1e-5 * most, rtol=1e-5))
     while excess(z) > 0:
         z = _rounded_up(z * 1.0001)

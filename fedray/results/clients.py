@@ -1,5 +1,4 @@
-"""Computes how good the evaluated model is for single clients: mean, worst tenth, standard deviation, and
-distribution."""
+"""Computes how good models are for single clients: mean, worst tenth, standard deviation, and distribution."""
 
 from __future__ import annotations
 
@@ -21,9 +20,13 @@ SHARES = np.linspace(0, 1, 101)
 OF_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the clients", "std": "standard deviation"}
 """The statistics over single clients in metrics.csv, such as ``clients_accuracy_mean``, each with its name in texts."""
 
+PERSONAL, FINETUNED = "personal_", "finetuned_"
+"""What columns of the clients' own models begin with: ``clients_personal_accuracy_mean``, ``personal_accuracy``."""
 
-def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, list[float]]:
+
+def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure, model: str = "") -> dict[str, list[float]]:
     """Returns how good the final models of ``runs`` are for single clients. The runs differ only in their seeds.
+    ``model`` says which models: the global one, or the clients' own (:data:`PERSONAL`, :data:`FINETUNED`).
 
     The dict has the keys ``mean`` (the mean of the metric ``measure`` over clients), ``worst_tenth`` (its mean over the
     worst tenth of the clients) and ``std`` (its standard deviation over clients). Each value is a list with a number
@@ -32,7 +35,7 @@ def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str
     """
     found: dict[str, list[float]] = {}
     for what in OF_CLIENTS:
-        column = f"clients_{measure.metric}_{what}"
+        column = f"clients_{model}{measure.metric}_{what}"
         ended = [run.rows[column].dropna() for run in runs if not run.diverged and column in run.rows]
         found[what] = [float(values.iloc[-1]) for values in ended if len(values)]
     return found
@@ -45,11 +48,14 @@ def outcome_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[st
     The dict has ``clients_mean``, ``clients_worst_tenth`` and ``clients_std``: the mean of the metric ``measure`` over
     clients, its mean over the worst tenth of the clients, and its standard deviation over clients. Each is averaged
     over the runs that did not diverge. ``clients_mean_margin`` and so on are half the widths of the 95 % intervals of
-    these averages. All are NaN if no single clients were scored.
+    these averages. All are NaN if no single clients were scored. ``clients_personal_mean`` and so on say the same of
+    personal models, and ``clients_finetuned_mean`` and so on of fine-tuned ones.
     """
     found: dict[str, float] = {}
-    for what, values in finals_of_clients(runs, measure).items():
-        found[f"clients_{what}"], found[f"clients_{what}_margin"] = mean_and_margin(values)
+    for model in ("", PERSONAL, FINETUNED):
+        for what, values in finals_of_clients(runs, measure, model).items():
+            name = f"clients_{model}{what}"
+            found[name], found[f"{name}_margin"] = mean_and_margin(values)
     return found
 
 
@@ -73,13 +79,17 @@ def distribution(runs: Sequence[RecordedRun], measure: Measure) -> NDArray[np.fl
     their seeds. A picture of a comparison shows this curve.
 
     The result ``[101]`` has the quantiles of the metric at the fractions 0, 0.01, ..., 1 of the clients
-    (:data:`SHARES`). The metric is computed for the evaluated model at the last evaluation, on each client's own test
-    samples. Runs that diverged are left out. Returns None if no run has scored the clients of ``run.eval_clients``.
+    (:data:`SHARES`). The metric is computed for the clients' personal models at the last evaluation, or if they have
+    none for the global model, on each client's own test samples. Runs that diverged are left out. Returns None if no
+    run has scored the clients of ``run.eval_clients``.
     """
-    column, found = f"global_{measure.metric}", []
+    found = []
     for run in runs:
         rows = None if run.diverged else last_scores(run.folder)
-        if rows is not None and {column, "in_eval_clients"} <= {*rows}:
+        if rows is None:
+            continue
+        column = next((name for name in (PERSONAL + measure.metric, f"global_{measure.metric}") if name in rows), "")
+        if {column, "in_eval_clients"} <= {*rows}:
             values = rows.loc[rows["in_eval_clients"], column].dropna().to_numpy(np.float64)
             found += [np.quantile(values, SHARES)] if len(values) else []
     return np.mean(found, axis=0) if found else None

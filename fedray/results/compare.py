@@ -190,8 +190,11 @@ def _check(request: _Request, baseline: str | None, groups: Sequence[Group]) -> 
 def _finals_by_pair(group: Group, measure: Measure) -> dict[Hashable, float]:
     """Returns the final value of the metric of each of a group's runs that did not diverge, by a key for pairs. Two
     runs of different groups are a pair if their keys are equal: they have the same seeds, and the clients hold the same
-    samples."""
-    return {(*run.seeds, run.summary.get("partition_hash")): run.final(measure) for run in group.ended}
+    samples. Several runs of one group with the same key count as their mean."""
+    found: dict[Hashable, list[float]] = {}
+    for run in group.ended:
+        found.setdefault((*run.seeds, run.summary.get("partition_hash")), []).append(run.final(measure))
+    return {key: math.fsum(values) / len(values) for key, values in found.items()}
 
 
 @dataclass(frozen=True)

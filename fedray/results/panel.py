@@ -76,11 +76,11 @@ def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]
         yield [*head, *others[place : place + size]]
 
 
-def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
-    """Draws the panels (pairs of axes) into one figure and returns it. A row of the figure has at most ``columns``
-    panels, and each panel has a legend beside it."""
+def draw_panels(panels: Sequence[Panel]) -> Figure:
+    """Draws the panels (pairs of axes) into one figure and returns it. A row of the figure has at most two panels,
+    and each panel has a legend beside it."""
     legends = [[curve.name for curve in panel.curves] for panel in panels]
-    figure, axes = figure_of(max(1, len(panels)), columns, legends=legends)
+    figure, axes = figure_of(max(1, len(panels)), 2, legends=legends)
     for place, panel in zip(axes, panels, strict=False):
         _draw(place, panel)
     return figure

@@ -108,4 +108,5 @@ def _clients_figures(comparison: ComparisonTables, environment: Environment) -> 
         clean_frame(axes)
         legend(axes)
         where = f"{environment.name}: " if environment.name else ""
-        yield f"{where}clients sorted by their test {measure.words} at the end; means over runs", figure
+        text = f"{where}clients sorted by their test {measure.words} at the end, with their personal models where they "
+        yield text + "have some; means over runs", figure

@@ -201,6 +201,11 @@ def _run_folders(path: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if SET_ASIDE in Path(place).name and Path(place) != path:
+            # a run, or a whole sweep of runs
+            yield Path(place)
+            folders.clear()
+            continue
         is_run = len(FILES.intersection(files)) >= 2
         if is_run or REMAINS.intersection((*files, *folders)):
             yield Path(place)
@@ -213,7 +218,7 @@ def read_run(folder: Path) -> RecordedRun | LeftOut:
     """Reads a run folder: its settings, summary and metrics. Returns a :class:`LeftOut` with the reason if the run has
     not ended, or if its folder is damaged or was renamed because ``run.resume=false`` started the run over."""
     if SET_ASIDE in folder.name:
-        return LeftOut(folder, "it was set aside by run.resume=false")
+        return LeftOut(folder, "it was set aside by run.resume=false or tune.resume=false")
     try:
         settings = _read_settings(folder)
         if not (folder / "summary.json").exists():

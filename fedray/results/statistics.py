@@ -18,12 +18,12 @@ LEAST_RUNS = 3
 distance, so the two values say more."""
 
 
-def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Returns the mean of ``values``, the results of independent runs, and half the width of the mean's confidence
+def mean_and_margin(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean of ``values``, the results of independent runs, and half the width of the mean's 95 % confidence
     interval (Student's t): ``mean ± margin`` is the interval.
 
     The margin is NaN for fewer than three values (:data:`LEAST_RUNS`), because the interval of two values is too wide
-    to be useful. Without any values the mean is NaN, too. ``level`` is the confidence level, from 0 to 1.
+    to be useful. Without any values the mean is NaN, too.
     """
     n = len(values)
     if not n:
@@ -32,7 +32,7 @@ def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float
     if n < LEAST_RUNS:
         return mean, math.nan
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return mean, margin_of(std, n, level)
+    return mean, margin_of(std, n)
 
 
 def margin_of(std: float, n: int, level: float = 0.95) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedray.results.clients import OF_CLIENTS, finals_of_clients
+from fedray.results.clients import FINETUNED, OF_CLIENTS, PERSONAL, finals_of_clients
 from fedray.results.comparison import ComparisonTables, Environment
 from fedray.results.measure import Measure
 from fedray.results.statistics import with_interval
@@ -56,9 +56,9 @@ def _reached(comparison: ComparisonTables, environment: Environment) -> pd.DataF
     found: dict[str, list[str]] = {
         "": [row["group"] for row in rows],
         "runs": [_runs(row) for row in rows],
-        f"final{measure.unit}": [_values(row["finals"], measure) for row in rows],
-        f"best{measure.unit}": [_values(row["bests"], measure) for row in rows],
-        f"{last}{measure.unit}": [_values(row["lasts"], measure) for row in rows],
+        f"final{measure.unit}": [shown_values(row["finals"], measure) for row in rows],
+        f"best{measure.unit}": [shown_values(row["bests"], measure) for row in rows],
+        f"{last}{measure.unit}": [shown_values(row["lasts"], measure) for row in rows],
     }
     if environment.baseline is not None and len(rows) > 1:
         points = ", points" if measure.percent else ""
@@ -86,12 +86,17 @@ def _to_target(row: Mapping[str, Any], name: str, unit: str) -> str:
 
 
 def _clients(comparison: ComparisonTables, environment: Environment) -> pd.DataFrame:
-    measure = comparison.measure
-    found = [finals_of_clients(group.runs, measure) for group in environment.groups]
-    columns = {"": [group.label for group in environment.groups]}
+    """Returns a row for each kind of models of each group that was scored at single clients."""
+    measure, found = comparison.measure, {}
+    for group in environment.groups:
+        for model, words in {"": "", PERSONAL: ", personal models", FINETUNED: ", fine-tuned"}.items():
+            values = finals_of_clients(group.runs, measure, model)
+            if not model or any(values.values()):
+                found[group.label + words] = values
+    columns = {"": list(found)}
     for what, words in OF_CLIENTS.items():
-        if any(each[what] for each in found):
-            columns[f"{words}{measure.unit}"] = [_values(each[what], measure) for each in found]
+        if any(each[what] for each in found.values()):
+            columns[f"{words}{measure.unit}"] = [shown_values(each[what], measure) for each in found.values()]
     return pd.DataFrame(columns)
 
 
@@ -108,7 +113,9 @@ def _runs(row: Mapping[str, Any]) -> str:
     return f"{row['runs']}, {row['diverged']} diverged" if row["diverged"] else str(row["runs"])
 
 
-def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
+def shown_values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
+    """Returns ``values`` of the metric ``measure``, those of several runs, as a text (:func:`with_interval`),
+    with as many digits as they need."""
     if any(math.isnan(value) for value in values):
         return "not evaluated"
     return with_interval([measure.scale * value for value in values], digits_of(values, measure), sign)
@@ -128,7 +135,7 @@ def _difference(row: Mapping[str, Any], baseline: str, measure: Measure) -> str:
         return "baseline"
     if "differences" not in row:
         return "no pairs"
-    text = _values(row["differences"], measure, sign="+")
+    text = shown_values(row["differences"], measure, sign="+")
     pairs = len(row["differences"])
     return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["runs"] else text
 

@@ -110,7 +110,25 @@ def what_is_unequal(groups: Sequence[Group]) -> list[str]:
         group.label: sorted({run.inputs[BY_HAND] for run in group.ended if BY_HAND in run.inputs}) for group in groups
     }
     lines += [f"changed by hand in {label}: {' and '.join(what)}" for label, what in changed.items() if what]
-    return [*lines, *_settings(groups), *_partitions(groups), *_seeds(groups)]
+    return [*lines, *_private_layers(groups), *_settings(groups), *_partitions(groups), *_seeds(groups)]
+
+
+def _private_layers(groups: Sequence[Group]) -> Iterator[str]:
+    """Yields a note if the evaluated global model lacks what clients of a group have learnt in their private layers."""
+    labels = [group.label for group in groups if any(map(_has_private_layers, group.ended))]
+    if labels:
+        yield (
+            f"the global model of {_listed(labels)} has initial values in its private layers: compare the personal "
+            "models, in the table for single clients (run.eval_clients=all)"
+        )
+
+
+def _has_private_layers(run: RecordedRun) -> bool:
+    try:
+        of_algorithm = find_algorithm(str(run.settings["algorithm.name"])).private
+    except UserError:
+        of_algorithm = ()
+    return bool(of_algorithm or run.settings.get("algorithm.private") or run.settings.get("model.private"))
 
 
 def _settings(groups: Sequence[Group]) -> Iterator[str]:
@@ -124,7 +142,8 @@ def _settings(groups: Sequence[Group]) -> Iterator[str]:
         for group in groups:
             if key in group.further:
                 algorithm = group.algorithm if key.startswith("algorithm.") else ""
-                by_algorithm.setdefault(algorithm, {})[group.label] = _text(group.further[key])
+                value = group.further[key]
+                by_algorithm.setdefault(algorithm, {})[group.label] = "not set" if value is None else _text(value)
         for values in by_algorithm.values():
             if len(set(values.values())) > 1:
                 yield f"{key} differs: {_by_value(values)}"

@@ -12,9 +12,11 @@ class Rule:
 
     Attributes:
         keeps: Whether the rule needs what it returned in the round before.
+        weighs: Whether clients count by their weights (``train.weighting``).
     """
 
     keeps = False
+    weighs = False
 
     def least(self) -> int:
         """Returns the size of the smallest cohort for which the rule is defined."""
@@ -40,6 +42,14 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     for weight, row in zip(weights.double(), rows, strict=True):
         total += weight * row.double()
     return total.float()
+
+
+def bounded(rows: Tensor) -> Tensor:
+    """Returns which of ``rows [m, d]`` have only finite numbers, bool ``[m]``, and sets the others to 0 in place, so
+    that a client that sends anything else has no say."""
+    usable = torch.stack([row.isfinite().all() for row in rows])
+    rows[~usable] = 0
+    return usable
 
 
 def lengths(rows: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +21,31 @@ SHIFTS = 7
 """The coordinate of the random numbers that shift clients' hours."""
 
 
-class Always:
-    """Clients that can always be reached."""
+class Availability(Protocol):
+    """When clients can be reached."""
 
     def until(self, ids: NDArray[np.int64], time: float) -> NDArray[np.float64]:
         """Returns for each of the clients ``ids`` until which virtual second it can be reached without a break, at the
         virtual second ``time``: ``time`` itself if it can't be reached now, and infinity if it always can."""
-        return np.full(len(ids), math.inf)
+        ...
 
     def next_start(self, client: int, time: float) -> float:
         """Returns the first virtual second from ``time`` on at which the client can be reached; infinity if it never
         can again."""
+        ...
+
+
+class Always(Availability):
+    """Clients that can always be reached."""
+
+    def until(self, ids: NDArray[np.int64], time: float) -> NDArray[np.float64]:
+        return np.full(len(ids), math.inf)
+
+    def next_start(self, client: int, time: float) -> float:
         return time
 
 
-class Daily(Always):
+class Daily(Availability):
     """Clients that can be reached in the same hours of each day. The clock begins at midnight. Hours are shifted by a
     number of hours for each client, ``shifts [N]``."""
 
@@ -58,7 +68,7 @@ class Daily(Always):
         return float(begins)
 
 
-class Listed(Always):
+class Listed(Availability):
     """Clients that can be reached in listed intervals: for each client the seconds at which its intervals begin and
     those at which they end, both sorted."""
 
@@ -81,8 +91,8 @@ class Listed(Always):
 
 def availability_of(
     asked: str | Mapping[str, Any] | None, clients: int, seed: int, names: Sequence[str] | None = None
-) -> Always:
-    """Returns when each of the ``clients`` clients can be reached, as ``system.availability`` says, ``asked``. What is
+) -> Availability:
+    """Makes the :class:`Availability` of ``clients`` clients from ``system.availability``, which is ``asked``. What is
     drawn depends on ``seed`` alone. ``names`` are the clients' names, if the data have some.
 
     Raises :class:`UserError` if a file lacks a client, or an interval in it ends before it begins or overlaps another

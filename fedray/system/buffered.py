@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedray.core.seeds import Purpose, stream
 from fedray.errors import UserError
-from fedray.system.availability import Always
+from fedray.system.availability import Availability
 from fedray.system.transfers import Journeys, Leg
 
 TRIES = 100
@@ -86,7 +86,7 @@ class Schedule:
         self,
         legs: Callable[[int], Sequence[Leg]],
         capacity: float,
-        availability: Always,
+        availability: Availability,
         present: NDArray[np.int64],
         buffer: int,
         concurrency: int,
@@ -178,7 +178,7 @@ class Schedule:
             self._wake_for_others()
 
     def _wake_for_others(self) -> None:
-        """Sees to it that clients begin when they can be reached, and not only when another has answered."""
+        """Schedules the moment at which the next idle client can be reached, so that it need not wait for an answer."""
         version = len(self.updates)
         able = [each for each in self.present.tolist() if each not in self._busy and self._trained.get(each) != version]
         begins = min((self.availability.next_start(each, self._time) for each in able), default=math.inf)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedray.config.system import SystemConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.system.availability import Always
+from fedray.system.availability import Availability
 from fedray.system.devices import Devices
 from fedray.system.transfers import Journeys, Leg
 
@@ -35,6 +35,11 @@ class PhaseCost:
     down: int
     up: int
     flops: NDArray[np.float64]
+
+    @property
+    def is_at_server(self) -> bool:
+        """Whether the phase happens at the server only: clients have no part in it, and need not be reached."""
+        return not (self.down or self.up or self.flops.any())
 
 
 @dataclass
@@ -84,7 +89,7 @@ class Clock:
 
     system: SystemConfig
     devices: Devices
-    availability: Always
+    availability: Availability
     phases: Sequence[PhaseCost]
     cohort: int
     seed: int
@@ -119,8 +124,11 @@ class Clock:
             if not len(there):
                 break
             time = max(time, (beside or {}).get(phase.name, 0.0))
+            if phase.is_at_server and place:
+                begun[there] = done[there] = place + 1
+                continue
             gone = silent[there] | (now + time + self._alone[place][ids[there]] > until[there])
-            took = self._took(place, ids[there], gone)
+            took = self.together(place, ids[there], gone)
             took[gone | (now + time + took > until[there])] = math.inf
             waited_for = min(needed or self.cohort, len(there)) if place == 0 else len(there)
             used, length = self._answers(took, waited_for)
@@ -164,8 +172,8 @@ class Clock:
         )
 
     def _seconds_alone(self, phase: PhaseCost) -> NDArray[np.float64]:
-        if not (phase.down or phase.up or phase.flops.any()):
-            # what happens at the server only costs the clients nothing, not even a latency
+        if phase.is_at_server:
+            # not even a latency
             return np.zeros(len(phase.flops))
         shared = 1e6 * (self.system.server_mbps or math.inf)
         devices, latency = self.devices, self.devices.latency_ms / 1000
@@ -173,9 +181,11 @@ class Clock:
         up = 8 * phase.up / np.minimum(1e6 * devices.up_mbps, shared)
         return np.asarray(latency + down + phase.flops / devices.flops_per_second + latency + up)
 
-    def _took(self, place: int, ids: NDArray[np.int64], gone: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Returns how many seconds each of the clients ``ids`` takes for a phase that they begin together. Those that
-        will be ``gone`` receive, and send nothing."""
+    def together(
+        self, place: int, ids: NDArray[np.int64], gone: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
+        """Returns how many seconds each of the clients ``ids`` takes for the phase with the number ``place`` if they
+        begin it together and share the server's connection. Those that will be ``gone`` receive, and send nothing."""
         phase, shared = self.phases[place], self.system.server_mbps
         if shared is None or not (phase.down or phase.up):
             return self._alone[place][ids]
@@ -184,7 +194,7 @@ class Clock:
             return self._alone[place][ids]
         alike: dict[tuple[bool, tuple[float, ...]], list[int]] = {}
         for position, facts in enumerate(facts_of(self.devices, phase, ids)):
-            alike.setdefault((bool(gone[position]), facts), []).append(position)
+            alike.setdefault((gone is not None and bool(gone[position]), facts), []).append(position)
         journeys = Journeys(1e6 * shared)
         for (is_gone, facts), positions in alike.items():
             both = _legs(phase, *facts)

@@ -56,8 +56,10 @@ def is_profile(name: str) -> bool:
 
 
 def profile_of(kind: str, name: str) -> Mapping[str, Any]:
-    """Returns the profile ``name`` of ``system.devices`` or ``system.networks``, which ``kind`` says: one that comes
-    with fedray, or one in a file. Raises :class:`UserError` if there is none, or it has a wrong key or number."""
+    """Reads a profile of ``system.devices`` or ``system.networks`` (``kind``), by its name or from a file.
+
+    Raises :class:`UserError` if there is none, or it has a wrong key or number.
+    """
     if not is_profile(name):
         known = profiles(kind)
         if name not in known:

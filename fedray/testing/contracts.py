@@ -318,10 +318,16 @@ class AlgorithmContract:
         return resolve(load(self.config(folder)), CustomObjects(source=small_source()))
 
 
+OTHER_MODEL = (
+    "two runs that should be the same end with other models: what lasts must be in server[...] or Result(state=...), "
+    "not on self, and random numbers must not come from the global generators"
+)
+
+
 def assert_same(a: RunResult, b: RunResult) -> None:
     """Asserts that two finished runs are equal to the bit: the final model, and all columns of metrics.csv,
     clients.parquet and evaluation.parquet except times."""
-    assert a.summary["model_sha256"] == b.summary["model_sha256"]
+    assert a.summary["model_sha256"] == b.summary["model_sha256"], OTHER_MODEL
     pd.testing.assert_frame_equal(
         a.metrics.drop(columns=list(TIMES)), b.metrics.drop(columns=list(TIMES)), check_exact=True
     )

@@ -23,14 +23,15 @@ from fedray.system.clock import PhaseCost
 class Load:
     """The amount of local training in a round, summed over ``clients`` clients. FLOPs are computed from it.
 
-    ``samples`` is the number of samples that these clients hold, ``steps`` the number of their local steps, and
-    ``seen`` the number of samples in all their mini-batches. If the numbers are means over clients, they need not be
-    whole.
+    ``samples`` is the number of samples that these clients hold, ``steps`` the number of their local steps, ``seen``
+    the number of samples in all their mini-batches, and ``batch`` that in one mini-batch of each. If the numbers are
+    means over clients, they need not be whole.
     """
 
     samples: float
     steps: float
     seen: float
+    batch: float = 0
     clients: float = 1
 
 
@@ -41,9 +42,9 @@ def load_of(samples: int, training: LocalTraining) -> Load:
     ``training`` has the settings of local training.
     """
     steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
-    if training.local_steps is None:
-        return Load(samples, steps, (training.local_epochs or 0) * samples)
-    return Load(samples, steps, steps * min(training.batch_size or samples, samples))
+    batch = min(training.batch_size or samples, samples)
+    seen = (training.local_epochs or 0) * samples if training.local_steps is None else steps * batch
+    return Load(samples, steps, seen, batch)
 
 
 def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
@@ -53,11 +54,8 @@ def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
     ``training`` has the settings of local training.
     """
     loads = [load_of(int(size), training) for size in sizes if size]
-    samples, steps, seen = (
-        sum(numbers) / len(loads)
-        for numbers in zip(*((load.samples, load.steps, load.seen) for load in loads), strict=True)
-    )
-    return Load(samples, steps, seen)
+    numbers = zip(*((load.samples, load.steps, load.seen, load.batch) for load in loads), strict=True)
+    return Load(*(sum(each) / len(loads) for each in numbers))
 
 
 def overhead(traffic: Traffic) -> float:
@@ -100,7 +98,7 @@ def client_flops(work: Work, facts: ModelFacts, load: Load, passes: float = 3) -
     """
     passes = (passes + work.forwards + 2 * work.backwards) * load.seen
     passes += (3 * work.full_gradients + work.full_losses) * load.samples
-    passes += 3 * work.further * load.seen * load.clients / max(load.steps, 1)
+    passes += 3 * work.further * load.batch
     predictions = 3 * work.predictions * load.seen
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * arithmetic(work, load)
 
@@ -136,7 +134,8 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
     ``facts`` describe the model. ``samples`` is the number of samples in all mini-batches of the cohort's clients.
     """
     cohort = server.cohort
-    load = Load(sum(cohort.sizes), sum(cohort.steps), samples, len(cohort.ids))
+    batch = sum(min(server.batch_size or size, size) for size in cohort.sizes)
+    load = Load(sum(cohort.sizes), sum(cohort.steps), samples, batch, len(cohort.ids))
     return client_flops(algorithm.work, facts, load) + algorithm.server_flops(server, facts.flops)
 
 

@@ -17,7 +17,7 @@ from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model
 from fedray.errors import UserError
 
-UPDATE = "local update"
+LOCAL_UPDATE = "local update"
 """The name of the local updates among an algorithm's uploads and kept values. No algorithm uses it for anything
 else."""
 
@@ -59,8 +59,8 @@ class Measured(Algorithm):
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         result, update = super().end(client, carry), self.update_of(client, carry)
-        result.uploads = {**result.uploads, UPDATE: Upload.weighted_mean(update)}
-        result.kept = {**result.kept, UPDATE: update}
+        result.uploads = {**result.uploads, LOCAL_UPDATE: Upload.weighted_mean(update)}
+        result.kept = {**result.kept, LOCAL_UPDATE: update}
         return result
 
     def measure(self, client: ClientPhase) -> Result:
@@ -71,7 +71,7 @@ class Measured(Algorithm):
         mean of the cohort's models, and ``alignment`` the cosine of its update and the cohort's mean update. All
         lengths are Euclidean, over the trainable parameters.
         """
-        update, mean = client.kept[UPDATE], client.shared["mean"]
+        update, mean = client.kept[LOCAL_UPDATE], client.shared["mean"]
         return Result(
             scalars={
                 "drift": torch.linalg.vector_norm(update, dim=1, keepdim=True),
@@ -86,9 +86,9 @@ class Measured(Algorithm):
         if phase == "measure":
             server.client_scalars |= scalars
             return
-        if UPDATE in sums:
-            self.mean = sums[UPDATE]
-        super().server_update(server, phase, {name: sums[name] for name in sums if name != UPDATE}, scalars)
+        if LOCAL_UPDATE in sums:
+            self.mean = sums[LOCAL_UPDATE]
+        super().server_update(server, phase, {name: sums[name] for name in sums if name != LOCAL_UPDATE}, scalars)
 
 
 def measured(algorithm: Algorithm, against: str = "") -> Measured:

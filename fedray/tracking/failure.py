@@ -22,6 +22,9 @@ def write_failure(folder: Path, error: BaseException) -> None:
     The host is the attribute ``host`` of the error, if it has one, and otherwise this machine. A file that can't be
     written, because the disk is full, for example, is skipped.
     """
+    if not (folder / "config.yaml").exists():
+        # not a run folder yet, and one file alone would make it something that no run may use
+        return
     text = str(error).strip()
     reason = first_line(error) if isinstance(error, Exception) else "stopped at once"
     if "\n" in text:

@@ -22,7 +22,7 @@ from fedray.warning import WARNING
 RESULT_KEYS_OF_ENGINE = (
     "threads", "portable_bits", "device", "server_gpus", "channels_last", "vectorize", "compile",
 )  # fmt: skip
-IGNORED = (
+KEYS_THAT_MAY_DIFFER = (
     "run.output", "run.working_copy", "run.output_timeout", "run.checkpoint_every", "run.keep_checkpoints",
     "run.resume", "run.rounds", "run.callbacks", "run.loggers", "run.group", "run.local_models_of",
     "run.local_models_in",
@@ -101,7 +101,7 @@ class RunFolder:
             if resume is not False and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise UserError(f"{self.path} exists and is not a run folder: choose another run.name or run.output")
             return FoundRun("new")
-        old = _read_config(self.path)
+        old = read_config(self.path)
         if not isinstance(old.get("run"), Mapping) or not isinstance(old["run"].get("rounds"), int):
             raise UserError(f"{self.path / 'config.yaml'} is damaged: use run.resume=false to start over")
         summary = _read_object(self.path / "summary.json", ("status", "rounds", "final_accuracy", "model_sha256"))
@@ -140,9 +140,30 @@ class RunFolder:
                 f"{self.path} has no {INPUTS}, so that nobody can tell whether it is of the same data and code: "
                 "run.resume=true takes it for the same run, run.resume=false starts over (the old one is renamed)"
             )
+        self._check_past(old["run"], summary)
         is_complete = summary is not None and (summary["rounds"] == wanted or bool(summary.get("stopped_by")))
         is_finished = status == "diverged" or (status == "completed" and is_complete)
         return FoundRun("finished" if is_finished else "unfinished", rounds, summary)
+
+    def _check_past(self, old: Mapping[str, Any], summary: Mapping[str, Any] | None) -> None:
+        """Raises :class:`UserError` if clients' models are asked for that the run in the folder, whose section ``run``
+        is ``old`` and which ended with ``summary``, can't save any more, because their rounds are over."""
+        run, known = self.config.run, {*old.get("local_models_of", [])}
+        saved = old.get("local_models_in", []) if {*run.local_models_of} <= known else []
+        checkpoints = [int(path.name[6:]) for path in (self.path / "checkpoints").glob("round-" + "[0-9]" * 8)]
+        done = (summary or {}).get("rounds", max(checkpoints, default=0))
+        files = {
+            number: [
+                self.path / LOCAL / f"round-{number:08}" / f"client-{each}.safetensors" for each in run.local_models_of
+            ]
+            for number in run.local_models_in
+        }
+        past = [n for n in files if n <= done and n not in saved and not all(each.exists() for each in files[n])]
+        if past:
+            raise UserError(
+                f"run.local_models_in: round {past[0]} of the run in {self.path} is over, and clients' models were not "
+                "saved in it: leave it out, or choose another run.name"
+            )
 
     @contextlib.contextmanager
     def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
@@ -211,7 +232,7 @@ def keys_that_differ(
         if key.startswith("engine."):
             name = key.removeprefix("engine.")
             return name in RESULT_KEYS_OF_ENGINE or (name == "chunk" and vectorized)
-        return key not in IGNORED
+        return key not in KEYS_THAT_MAY_DIFFER
 
     return [key for key in names_that_differ(a, b) if matters(key)]
 
@@ -263,11 +284,11 @@ def _recorded_engine(folder: Path) -> Mapping[str, Any]:
     run was finished, so that nothing has to be kept."""
     if not has_rounds(folder):
         return {}
-    found = _read_config(folder).get("engine")
+    found = read_config(folder).get("engine")
     return found if isinstance(found, Mapping) else {}
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
+def read_config(folder: Path) -> Mapping[str, Any]:
     """Returns the content of the config.yaml in a folder, or an empty mapping if it can't be read."""
     try:
         found = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))

@@ -17,6 +17,17 @@ PLAIN_SECONDS = 2.0
 shown."""
 
 
+class Terminal(Console):
+    """Standard output. If its reader has gone, as in ``| head``, a print raises BrokenPipeError, like any print of
+    Python's. By itself rich would end the process without a word."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("the reader of the output has gone")
+
+
 class Display:
     """Shows the progress of a run on ``console``: a progress bar if it is a terminal or in a notebook, and otherwise
     plain lines. Lines for the user, such as warnings, are shown by :meth:`say`, above the bar if there is one.
@@ -27,7 +38,7 @@ class Display:
     def __init__(
         self, console: Console | None = None, quiet: bool = False, warn: Callable[[str], None] = lambda line: None
     ) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Terminal()
         self.quiet, self.warn = quiet, warn
         self._bar: Bar | None = None
         self._began = self._shown = self._timed = 0.0

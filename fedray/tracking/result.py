@@ -39,7 +39,7 @@ class RunResult:
             found = self.summary
         parts = [repr(str(self.folder)), *([found["status"]] if "status" in found else [])]
         if found.get("rounds") is not None:
-            parts[-1] += f" after {found['rounds']:,} rounds"
+            parts[-1] += f" after {found['rounds']:,} round{'' if found['rounds'] == 1 else 's'}"
         if found.get("final") is not None:
             parts.append(f"{found['metric']} {found['final']:.4g}")
         return f"RunResult({', '.join(parts)})"
@@ -80,9 +80,9 @@ class RunResult:
         It is the table clients.parquet, with columns such as ``round``, ``client``, ``samples`` and ``steps``. Runs
         with ``run.log_clients: false`` do not have it, and raise :class:`UserError`.
         """
-        import pandas as pd
+        from fedray.tracking.tables import read_parts
 
-        table: pd.DataFrame = pd.read_parquet(self._table("clients.parquet", "run.log_clients=true makes it"))
+        table = read_parts(self._table("clients.parquet", "run.log_clients=true makes it"))
         return table.sort_values(["round", "client"], ignore_index=True)
 
     @property
@@ -94,11 +94,11 @@ class RunResult:
         each model, such as ``personal_accuracy``. Raises :class:`UserError` if no clients were scored
         (``has_evaluation`` is false).
         """
-        import pandas as pd
+        from fedray.tracking.tables import read_parts
 
         if not self.has_evaluation:
             raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
-        table: pd.DataFrame = pd.read_parquet(self._evaluation)
+        table = read_parts(self._evaluation)
         return table.sort_values(["round", "client"], ignore_index=True)
 
     @property
@@ -141,9 +141,10 @@ class RunResult:
 
         name = f"{PERSONAL}/client-{client}.safetensors"
         if not (self.folder / name).exists():
+            saved = len([*(self.folder / PERSONAL).glob("client-*.safetensors")])
             raise UserError(
-                f"{self.folder} has no personal model of client {client}: run.personal_models_of names those that are "
-                "saved, as a list of numbers or all"
+                f"{self.folder} has no personal model of client {client}, but of {saved} clients: "
+                "run.personal_models_of names those that are saved, as a list of numbers or all"
             )
         return self._loaded(name)
 

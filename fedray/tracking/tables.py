@@ -114,6 +114,9 @@ class ParquetRows:
 
         ``rows`` has a list for each column, all of the same length, except that ``round`` is a single number.
         """
+        if not _length(rows):
+            # its columns would have no types
+            return
         self._rows.append(dict(rows))
         self._held += _length(rows)
         if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
@@ -130,7 +133,7 @@ class ParquetRows:
         ]
         part = self.path / _name_of_part(self._rows[0]["round"], self._rows[-1]["round"])
         with replacement_of(part) as staging:
-            pq.write_table(pa.concat_tables(tables, promote_options="default"), staging)
+            pq.write_table(pa.concat_tables(tables, promote_options="permissive"), staging)
         self.digest.add(part)
         self._rows, self._held = [], 0
 
@@ -141,6 +144,18 @@ def _name_of_part(first: int, last: int) -> str:
 
 def _length(rows: Mapping[str, Any]) -> int:
     return len(next(values for name, values in rows.items() if name != "round"))
+
+
+def read_parts(folder: Path) -> pd.DataFrame:
+    """Reads a table from its Parquet files in ``folder``. It has the columns of all of them, because a column may begin
+    in a later round; without any file it has no rows."""
+    import pandas as pd
+
+    parts = [pq.read_table(part) for part in sorted(folder.glob("part-*.parquet"))]
+    if not parts:
+        return pd.DataFrame({"round": pd.Series(dtype="int64"), "client": pd.Series(dtype="int64")})
+    table: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
+    return table
 
 
 def read_metrics(path: Path) -> pd.DataFrame:

@@ -81,8 +81,8 @@ def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
 
 def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
     """Estimates the FLOPs and bytes of one round of ``experiment``, as if each client that takes part had the mean
-    number of samples. ``data`` is the partitioned data set. A sweep (a search over hyper-parameters) uses the estimate
-    to find out which of its searched keys make rounds more expensive."""
+    number of samples. ``data`` is the partitioned data set. A sweep uses the estimate to find out which of its searched
+    keys make rounds more expensive."""
     sizes = data.sizes()
     server = costs.server_of_mean_clients(
         experiment.training, sizes, experiment.cohort_size,
@@ -96,8 +96,8 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
 
 
 def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: str) -> str:
-    """Chooses the quantity by which a sweep (a search over hyper-parameters) measures the progress of its trials (its
-    "axis"), so that trials with equal progress have done equal work. Returns ``"rounds"``, ``"flops"`` or ``"bytes"``.
+    """Chooses the quantity by which a sweep measures the progress of its trials (its "axis"), so that trials with equal
+    progress have done equal work. Returns ``"rounds"``, ``"flops"`` or ``"bytes"``.
 
     ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
     all these rounds cost the same, the axis is rounds. If their FLOPs differ, it is FLOPs, and if only their bytes
@@ -114,10 +114,9 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """Chooses the quantity by which a sweep (a search over hyper-parameters) measures the progress of its trials when
-    it compares them: rounds, bytes or flops, its "axis". Returns ``spec`` with this value in place of
-    ``tune.pruner.axis=auto``, and a list of lines for the user. An axis that the user has set stays as it is, and a
-    sweep that has begun keeps its axis.
+    """Chooses the quantity by which a sweep measures the progress of its trials when it compares them: rounds, bytes or
+    flops, its "axis". Returns ``spec`` with this value in place of ``tune.pruner.axis=auto``, and a list of lines for
+    the user. An axis that the user has set stays as it is, and a sweep that has begun keeps its axis.
 
     ``base`` is the cost of a round of the base configuration. ``costs`` maps each searched key to the costs of a round
     with some of the key's values. The list has one line, a piece of advice, if trials that have done unequal work are

@@ -32,9 +32,9 @@ def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
 
 
 def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, objective: str, name: str) -> Any:
-    """Draws the learning curves of the trials of a sweep (a search over hyper-parameters), and returns the Matplotlib
-    figure. It has a line for each run of each trial, which shows the ``objective``, such as ``validation_accuracy``,
-    over ``axis``, such as the rounds or bytes since the run began.
+    """Draws the learning curves of the trials of a sweep, and returns the Matplotlib figure. It has a line for each run
+    of each trial, which shows the ``objective``, such as ``validation_accuracy``, over ``axis``, such as the rounds or
+    bytes since the run began.
 
     ``trials`` is the table of the sweep's trials, the best first, with columns ``trial`` and ``state``; ``folders`` has
     the folder of each trial in the same order; and ``name`` is the sweep's name for the title. The colour of a line

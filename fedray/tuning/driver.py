@@ -186,9 +186,9 @@ def run_sweeps(
     retry_failed: bool = False,
     further_sources: Callable[[Sequence[Sweep]], Sequence[TrialSource]] = lambda sweeps: (),
 ) -> list[SweepResult]:
-    """Runs several sweeps (searches over hyper-parameters) to their end, and returns a result for each of ``specs``, in
-    the same order. The sweeps must have the same data and the same settings ``engine.*``. :func:`tune` calls this, and
-    so does a suite, which compares algorithms.
+    """Runs several sweeps to their end, and returns a result for each of ``specs``, in the same order. The sweeps must
+    have the same data and the same settings ``engine.*``. :func:`tune` calls this, and so does a suite, which compares
+    algorithms.
 
     ``custom`` has the data set and the user's objects, which all trials use. ``start`` is the connection to Ray. If a
     trial has to run, this function first waits until the connection is made. ``view`` shows the progress. With
@@ -223,8 +223,8 @@ def run_sweeps(
 
 
 def sizes_of_trials(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Yields settings of trials of ``sweep`` that may differ in the memory which they take: the base, and the ends of
-    what is searched, but for an algorithm's rates, which are as large whatever they are."""
+    """Yields the settings whose memory has to be measured: the base of ``sweep``, and the ends of what it searches. An
+    algorithm's rates are left out, as they do not change how much memory a trial takes."""
     yield dict(sweep.base)
     for values in sweep.spec.space.extremes(sweep.study.base):
         *_, key = values

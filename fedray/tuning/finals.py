@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Final:
-    """A configuration that a suite (a comparison of algorithms) runs again on fresh seeds, which no trial has used:
-    that of the best trial of the sweep ``spec``, possibly with some keys changed.
+    """A configuration that a suite runs again on fresh seeds, which no trial has used: that of the best trial of the
+    sweep ``spec``, possibly with some keys changed.
 
     ``changed`` maps each changed key (dotted) to its new value. If keys are changed, the suite's table names the change
     by the text ``what``, and the name of the runs' folder ends with ``suffix``. Otherwise these are empty.
@@ -78,10 +78,10 @@ def is_finished(run: Path) -> bool:
 
 
 class FinalRuns:
-    """Supplies the final runs of a suite (a comparison of algorithms) for one configuration, that of the best trial of
-    the search ``sweep``. It is run once on each of several fresh seeds, which no trial has used. An instance is a
-    source of trials (:class:`~fedray.tuning.trial_source.TrialSource`), an object that decides which trials run. Each
-    run on a fresh seed counts as a trial.
+    """Supplies the final runs of a suite for one configuration, that of the best trial of the search ``sweep``. It is
+    run once on each of several fresh seeds, which no trial has used. An instance is a source of trials
+    (:class:`~fedray.tuning.trial_source.TrialSource`), an object that decides which trials run. Each run on a fresh
+    seed counts as a trial.
 
     ``final`` describes the configuration, of which some keys may be changed. ``seeds`` is the number of fresh seeds.
     :meth:`next_trial` returns None until the sweep has ended, because only then is its best trial known. Runs whose

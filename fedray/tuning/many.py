@@ -117,7 +117,8 @@ def simulate_many(
         raise UserError("test=... needs data=... too")
     if most is not None:
         whole_number(most, "most")
-    _check(planned, there, custom_objects(load(planned[0].settings), None, None, None, label_column, **objects))
+    passed = custom_objects(load(planned[0].settings), None, None, None, label_column, **objects)
+    _check(planned, there, passed)
 
     def custom(settings: Mapping[str, Any]) -> CustomObjects:
         found = custom_objects(load(settings), data, test, client_column, label_column, **objects)
@@ -128,7 +129,7 @@ def simulate_many(
 
     view = view or (RunsView() if verbose else RunsView(tell=PythonWarnings()))
     seen = {run.settings["run.seed"] for run in planned}
-    for line in custom_objects(load(planned[0].settings), None, None, None, label_column, **objects).notes(len(seen)):
+    for line in passed.notes(len(seen)):
         view.say(line)
     made: Made = make_runs(planned, place, view, custom, most)
     return ManyRuns(place, runs, made.failures, made.interrupted)

@@ -41,8 +41,8 @@ BASE = {"run.log_clients": False}
 def open_sweep(
     spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Sweep]:
-    """A context with a :class:`Sweep` (a search over hyper-parameters) that is ready to run, as ``spec`` describes it.
-    The sweep is new, or continues the one in its folder.
+    """A context with a :class:`Sweep` that is ready to run, as ``spec`` describes it. The sweep is new, or continues
+    the one in its folder.
 
     Before any trial runs, it is checked that a run is possible with both ends of every searched range and with all
     listed values. The folder is locked against other processes until the context ends. ``custom`` has the data set and
@@ -68,6 +68,8 @@ def open_sweep(
         warnings = [line for line in experiment.notes if line.startswith(WARNING)]
         notes = [*_against_nature(spec, experiment.task), *outside, *unequal, *custom.notes(spec.tune.seeds), *warnings]
         total = number_of_trials(spec, resolved)
+        if spec.sampler == "grid" and total < (whole := len(spec.space.grid(resolved))):
+            notes.append(f"{spec.name}: {total} of the grid's {whole:,} combinations are tried, drawn by tune.seed")
         study = Study(
             storage=storage,
             name=study_name(spec),
@@ -79,6 +81,7 @@ def open_sweep(
             seed=spec.tune.seed,
             first=first,
             population=max(4, min(50, total // 5)),
+            most=total,
         )
         declare_columns(spec.folder, spec.space.keys(), list(spec.tune.objective))
         yield Sweep(spec, study, base, total, budget_of(experiment, data, spec.tune.pruner.axis), notes)
@@ -95,8 +98,8 @@ def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
 
 
 def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """Returns how many trials the sweep ``spec`` (a search over hyper-parameters) has: ``tune.trials``, or 30 if that
-    key is not set. A grid search has one trial for each combination of values, or fewer if ``tune.trials`` is smaller.
+    """Returns how many trials the sweep ``spec`` has: ``tune.trials``, or 30 if that key is not set. A grid search has
+    one trial for each combination of values, or fewer if ``tune.trials`` is smaller.
 
     ``base`` is the configuration without searched values, by dotted key. Some keys may be searched only under
     conditions, which can depend on this configuration.
@@ -209,7 +212,8 @@ def _resolve_with(
     values: Values, spec: SweepSpec, base: Mapping[str, Any], custom: CustomObjects
 ) -> tuple[Experiment, FederatedData]:
     try:
-        return resolve(load(merge_settings(base, values)), custom)
+        # trials leave the test set alone
+        return resolve(load({**merge_settings(base, values), "run.eval_test": False}), custom)
     except UserError as error:
         shown = ", ".join(f"{key}={value}" for key, value in values.items())
         raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedray.config import load
+from fedray.config import flat, load
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
-from fedray.errors import last_line
+from fedray.errors import UserError, last_line
 from fedray.loggers import prepare
+from fedray.tracking.folder import keys_that_differ, read_config
 from fedray.tuning.finals import is_finished
 from fedray.tuning.trial import Assignment, Line, Message, Round, RunEnd
 from fedray.util.uris import below, is_uri
@@ -116,8 +118,34 @@ def output_name(place: str | Path) -> str:
 
 
 def unfinished(planned: Sequence[Planned], folder: Path) -> list[Planned]:
-    """Returns those of the planned runs that have not ended in ``folder``."""
-    return [run for run in planned if not is_finished(folder / run.folder)]
+    """Returns those of the planned runs that have not ended in ``folder``.
+
+    Raises :class:`UserError` if a run has ended there that was made with other settings.
+    """
+    left = []
+    for run in planned:
+        path = folder / run.folder
+        if not is_finished(path) or load(run.settings).rounds > flat(read_config(path)).get("run.rounds", math.inf):
+            left.append(run)
+        elif changed := _changed(path, run.settings):
+            raise UserError(
+                f"the run in {path} has ended, and was made with other settings ({'; '.join(changed[:4])}): "
+                "move it away, or choose another folder for all runs"
+            )
+    return left
+
+
+def _changed(path: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Returns how the run in the folder ``path`` differs from ``settings``: ``train.lr was 0.1, and is 0.2 now``. A
+    value that is found from others (null or ``auto``, or iterations, of which rounds are made) is not compared."""
+    config, found = load(settings), read_config(path)
+    wanted = config.model_dump(mode="json")
+    old, new = flat(found), flat(wanted) | {"run.rounds": config.rounds}
+    known = [key for key in settings if old.get(key) not in (None, "auto") and new.get(key) not in (None, "auto")]
+    told = [key for key in keys_that_differ(found, wanted) if key in known]
+    # with more rounds it goes on
+    told += ["run.rounds"] if config.rounds < old.get("run.rounds", 0) else []
+    return [f"{key} was {old[key]}, and is {new[key]} now" for key in told]
 
 
 def make_runs(
@@ -148,8 +176,7 @@ def make_runs(
     line = "stopping the runs after this round"
     with RayStart(first.engine, view.say, at_once=True) as start, interruptible(view.say, line) as stopping:
         start.ready()
-        common = load(planned[0].settings).run
-        prepare(common.loggers, common.group or Path(output_name(place)).name)
+        prepare(first.run.loggers, first.run.group or Path(output_name(place)).name)
         view.began([run.folder for run in planned])
         try:
             for group in groups.values():

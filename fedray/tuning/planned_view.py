@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from fedray.tracking.progress import clock, number_text, printable
+from fedray.tracking.progress import Terminal, clock, number_text, printable
 
 LINE_SECONDS = 60
 """The time after which, without a table, a line shows the progress of the runs if none has ended."""
@@ -33,7 +33,7 @@ class RunsView:
     """
 
     def __init__(self, tell: Callable[[str], None] | None = None, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Terminal()
         self._tell = tell
         self._live: Live | None = None
         self._rows: dict[str, Mapping[str, Any]] = {}

@@ -14,8 +14,8 @@ from fedray.tuning.settings import PrunerConfig
 
 
 def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
-    """Returns the pruner of a sweep (a search over hyper-parameters), the object by which Optuna decides whether a
-    trial is stopped early because its results are bad.
+    """Returns the pruner of a sweep, the object by which Optuna decides whether a trial is stopped early because its
+    results are bad.
 
     Args:
         config: The keys ``tune.pruner.*``, which say what kind of pruner it is.

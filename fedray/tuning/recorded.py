@@ -18,8 +18,8 @@ MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "w
 
 
 def check_record(spec: SweepSpec) -> None:
-    """Checks, before a report is made, that the folder of ``spec`` holds the sweep (a search over hyper-parameters)
-    that ``spec`` describes. Raises :class:`UserError` if sweep.yaml in the folder records another sweep.
+    """Checks, before a report is made, that the folder of ``spec`` holds the sweep that ``spec`` describes. Raises
+    :class:`UserError` if sweep.yaml in the folder records another sweep.
 
     A folder without this file is accepted.
     """
@@ -50,15 +50,15 @@ def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
 
 
 def objective_of(spec: SweepSpec) -> str | None:
-    """Returns the name of the first objective of a sweep (a search over hyper-parameters), such as
-    ``validation_accuracy``. Returns None if the space file sets none and the sweep has not begun."""
+    """Returns the name of the first objective of a sweep, such as ``validation_accuracy``. Returns None if the space
+    file sets none and the sweep has not begun."""
     return next(iter(with_recorded_objective(spec).tune.objective), None)
 
 
 def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Compares two records of sweeps (searches over hyper-parameters), to decide whether a sweep may be continued.
-    Returns the names of the keys, such as ``tune.seeds``, and inputs (data and code) that differ although they must be
-    equal. An empty list means that the sweep may be continued.
+    """Compares two records of sweeps, to decide whether a sweep may be continued. Returns the names of the keys, such
+    as ``tune.seeds``, and inputs (data and code) that differ although they must be equal. An empty list means that the
+    sweep may be continued.
 
     Records are contents of sweep.yaml: ``old`` is the one in the folder, and ``new`` that of the sweep that should
     continue there. Keys that may change, such as ``tune.trials``, are ignored.

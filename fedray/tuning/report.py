@@ -39,8 +39,8 @@ LEAST_TRIALS = 8
 
 
 def trial_table(folder: Path) -> pd.DataFrame:
-    """Returns the results of a sweep (a search over hyper-parameters) as a table with a row for each trial that has
-    been started. ``folder`` is the sweep's folder. Raises :class:`UserError` if it holds no sweep.
+    """Returns the results of a sweep as a table with a row for each trial that has been started. ``folder`` is the
+    sweep's folder. Raises :class:`UserError` if it holds no sweep.
 
     Columns:
 
@@ -122,8 +122,8 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec, trial: Path) -> dict[str, Any]:
 
 
 def write_report(spec: SweepSpec) -> list[Path]:
-    """Writes tables (trials.csv, trials.md, importance.csv) and pictures (PNG) about the trials of a sweep (a search
-    over hyper-parameters) to the folder ``report/`` in the sweep's folder. ``spec`` describes the sweep.
+    """Writes tables (trials.csv, trials.md, importance.csv) and pictures (PNG) about the trials of a sweep to the
+    folder ``report/`` in the sweep's folder. ``spec`` describes the sweep.
 
     Returns the paths of the files that were written. Files that need more trials than the sweep has so far are not
     written.

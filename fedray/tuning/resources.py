@@ -102,9 +102,8 @@ def device_of_trials(runs: Iterable[Path], gpus: float, is_this_machine: bool) -
 def engine_of_trials(
     engine: EngineConfig, base: Mapping[str, Any], max_concurrent_trials: int | None, device: Device = "cpu"
 ) -> dict[str, Any]:
-    """Decides with which processes, and on which device, each trial of a sweep (a search over hyper-parameters) is
-    computed. Returns settings ``engine.*`` as a dict with dotted keys; they replace those of the configuration in all
-    trials.
+    """Decides with which processes, and on which device, each trial of a sweep is computed. Returns settings
+    ``engine.*`` as a dict with dotted keys; they replace those of the configuration in all trials.
 
     If the user did not set ``engine.kind``, a trial on a cluster of one node is a single process. On a cluster of
     several nodes it is a server on this node and one client actor (a process that trains clients) on any node. With
@@ -191,8 +190,8 @@ def _share(engine: EngineConfig) -> dict[str, float]:
 
 
 def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[int, str | None]:
-    """Returns how many trials of a sweep (a search over hyper-parameters) run at the same time, and a line for the user
-    if this number is smaller than ``asked`` (otherwise None).
+    """Returns how many trials of a sweep run at the same time, and a line for the user if this number is smaller than
+    ``asked`` (otherwise None).
 
     ``bundles`` are the resources of one trial (:func:`bundles_of`). ``asked`` is the number that the user set; if it is
     None, as many trials run as fit on the cluster. ``started_here`` says that this program has started the cluster. No

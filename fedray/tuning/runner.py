@@ -27,7 +27,7 @@ from ray.tune.stopper import Stopper
 
 from fedray.core.transform import SeededTransform
 from fedray.engine.environment import user_import_path
-from fedray.engine.machines.leavings import SCRATCH
+from fedray.engine.machines.leftovers import SCRATCH
 from fedray.engine.ray.engine import ship_user_code
 from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError

@@ -142,8 +142,8 @@ def known_spaces() -> dict[str, Path]:
 
 
 def read_sweeps(space: str | PathLike[str] | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
-    """Reads a space file and returns the sweeps (searches over hyper-parameters) that it describes: one, or one for
-    each of its environments (combinations of values for which a separate sweep is made).
+    """Reads a space file and returns the sweeps that it describes: one, or one for each of its environments
+    (combinations of values for which a separate sweep is made).
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. It may also
     be the folder of a sweep, or a folder that holds several of these, by its path or its URI. Then the sweeps are read
@@ -370,6 +370,8 @@ def _check(spec: SweepSpec) -> None:
         if key in spec.base or key in spec.raw_space:
             raise UserError(f"{spec.name}: {key} is set by the sweep{instead}")
     _same_for_all(spec.raw_space, spec.name)
+    if "run.seed" in spec.raw_space:
+        raise UserError(f"{spec.name}: run.seed can't be searched: tune.seeds says how many seeds each trial has")
     for part in spec.name.split("/"):
         if len(part.encode()) > LONGEST_NAME:
             raise UserError(
@@ -386,9 +388,9 @@ def _check(spec: SweepSpec) -> None:
 
 
 def check_together(specs: Sequence[SweepSpec]) -> None:
-    """Checks the sweeps (searches over hyper-parameters) that one command runs together, such as those of several
-    environments. Raises :class:`UserError` if they differ in their data or in ``engine.*``, because all trials of a
-    command share one data set and one cluster."""
+    """Checks the sweeps that one command runs together, such as those of several environments. Raises
+    :class:`UserError` if they differ in their data or in ``engine.*``, because all trials of a command share one data
+    set and one cluster."""
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):

@@ -23,8 +23,8 @@ JOURNAL = "study.journal"
 
 
 def study_name(spec: SweepSpec) -> str:
-    """Returns the name under which Optuna keeps the record of a sweep (a search over hyper-parameters) in a storage.
-    Optuna calls such a record a "study".
+    """Returns the name under which Optuna keeps the record of a sweep in a storage. Optuna calls such a record a
+    "study".
 
     In a storage that the user names (``tune.storage``), the study has the sweep's name, because other studies may be
     there too. In the default storage, a file in the sweep's folder, the study is always called ``sweep``, because the
@@ -35,8 +35,7 @@ def study_name(spec: SweepSpec) -> str:
 
 @contextlib.contextmanager
 def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """A context in which the folder of a sweep (a search over hyper-parameters) is locked, so that no other process
-    runs or changes the same sweep.
+    """A context in which the folder of a sweep is locked, so that no other process runs or changes the same sweep.
 
     ``say`` shows a line to the user while this process waits for the lock. Raises :class:`UserError` if another process
     holds the lock for longer than ``patience`` seconds, or if the folder can't be written to.
@@ -50,8 +49,8 @@ def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIE
 
 
 def storage_of(spec: SweepSpec) -> BaseStorage:
-    """Returns the Optuna storage in which the trials of a sweep (a search over hyper-parameters) are recorded, opened
-    for writing: the one that ``tune.storage`` names, or else a file in the sweep's folder (:func:`open_journal`)."""
+    """Returns the Optuna storage in which the trials of a sweep are recorded, opened for writing: the one that
+    ``tune.storage`` names, or else a file in the sweep's folder (:func:`open_journal`)."""
     return open_storage(spec.tune.storage) if spec.tune.storage else open_journal(spec.folder / JOURNAL)
 
 
@@ -119,8 +118,8 @@ def rename_study(url: str, old: str, new: str) -> None:
 
 
 def study_of(spec: SweepSpec) -> optuna.Study:
-    """Returns Optuna's record of a sweep (a search over hyper-parameters), its "study", which has all trials. Use it
-    for reading only, because another process may be writing the record at the same time.
+    """Returns Optuna's record of a sweep, its "study", which has all trials. Use it for reading only, because another
+    process may be writing the record at the same time.
 
     Raises :class:`UserError` if there is no study, or if it can't be read.
     """

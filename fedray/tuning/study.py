@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner
@@ -40,8 +41,7 @@ class AskedTrial(NamedTuple):
 
 
 class Study:
-    """The record of a sweep (a search over hyper-parameters) in Optuna: it chooses the values of new trials, and
-    records how trials proceed and end.
+    """The record of a sweep in Optuna: it chooses the values of new trials, and records how trials proceed and end.
 
     Args:
         storage: The Optuna storage in which the record is kept.
@@ -71,6 +71,7 @@ class Study:
         seed: int = 0,
         first: Sequence[Values] = (),
         population: int = 50,
+        most: int | None = None,
     ) -> None:
         self.space, self.base, self.sampler, self.seed, self.population = space, base, sampler, seed, population
         self._study = optuna.create_study(
@@ -83,9 +84,15 @@ class Study:
         self._running: dict[int, Trial] = {}
         self._interrupted = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
         grid = space.grid(base) if sampler == "grid" else []
+        most = len(grid) if most is None else most
+        if most < len(grid):
+            # the first ones in order would have the same values of most keys
+            grid = [grid[place] for place in np.random.default_rng(seed).permutation(len(grid))]
         # a killed process may have queued only some of these values
-        queued = [trial.system_attrs.get("fixed_params") for trial in self.trials]
+        queued = [trial.system_attrs.get("fixed_params") for trial in self.trials if RETRIES not in trial.user_attrs]
         for values in (*first, *grid):
+            if sampler == "grid" and len(queued) >= most:
+                break
             if (stored := space.stored(values, base)) not in queued:
                 queued.append(stored)
                 self._study.enqueue_trial(stored)

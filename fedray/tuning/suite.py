@@ -123,8 +123,7 @@ class Suite:
 
 
 def suite_of_folder(folder: Path) -> Suite:
-    """Returns the suite (a comparison of algorithms) that has been run in ``folder``, as recorded there, for a report
-    about its results.
+    """Returns the suite that has been run in ``folder``, as recorded there, for a report about its results.
 
     Raises :class:`UserError` if the record of the suite or of one of its sweeps is missing or damaged.
     """
@@ -173,11 +172,13 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     for override in override_texts(overrides):
         assign(overridden, override)
     overridden["tune"] = dict(section(overridden, "tune", ""))
-    suite_name = overridden["tune"].pop("name", None) or path.stem
+    tune = dict(section(values, "tune", where))
+    own_name = tune.pop("name", None) or path.stem
+    suite_name = overridden["tune"].pop("name", None) or own_name
     common = _Common(
         read_base(values.get("base"), path, where),
         section(values, "space", where),
-        section(values, "tune", where),
+        tune,
         flat(overridden),
     )
     if "algorithm.name" in common.base or "algorithm.name" in common.overrides:
@@ -323,8 +324,8 @@ def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str
 def run_suite(
     suite: Suite, view: View | None = None, retry_failed: bool = False
 ) -> Literal["completed", "incomplete", "interrupted"]:
-    """Runs a suite (a fair comparison of algorithms) to its end, or continues one that was stopped or killed: first the
-    search over the hyper-parameters of each algorithm, then the best trial of each on seeds that no trial has used.
+    """Runs a suite to its end, or continues one that was stopped or killed: first the search over the hyper-parameters
+    of each algorithm, then the best trial of each on seeds that no trial has used.
 
     Args:
         suite: The suite, as :func:`read_suite` returns it.
@@ -348,11 +349,12 @@ def run_suite(
 
 def _run_suite(suite: Suite, view: View, retry_failed: bool) -> Literal["completed", "incomplete", "interrupted"]:
     finals: list[FinalRuns] = []
-    suite.write_record()
     for line in suite.notes:
         view.say(f"{suite.name}: {line}")
 
     def final_runs(sweeps: Sequence[Sweep]) -> Sequence[FinalRuns]:
+        # not before the sweeps could be opened, or a suite that is refused would replace the record of another
+        suite.write_record()
         sweep_of = {sweep.name: sweep for sweep in sweeps}
         finals.extend(FinalRuns(sweep_of[final.spec.name], final, suite.seeds, view) for final in suite.finals)
         return finals

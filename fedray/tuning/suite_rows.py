@@ -56,8 +56,7 @@ def _read(folder: Path) -> RecordedRun:
 
 
 def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None) -> pd.DataFrame:
-    """Computes the table of a suite (a comparison of algorithms): a DataFrame with a row for each of ``rows``, the best
-    first.
+    """Computes the table of a suite: a DataFrame with a row for each of ``rows``, the best first.
 
     ``baseline`` is the label of the row with which the others are compared; None means that there is no such row. The
     table shows what it costs to reach ``target``, a value of the metric. None means the mean accuracy of the baseline,

@@ -14,9 +14,8 @@ import pandas as pd
 from fedray.results.curves import mean_curve
 from fedray.results.measure import Measure
 from fedray.results.panel import Curve, Panel, bands_caption, draw_panels, parts_of
-from fedray.results.statistics import with_interval
 from fedray.results.style import lines_for
-from fedray.results.tables import amount, markdown, p_value
+from fedray.results.tables import amount, markdown, p_value, shown_values
 from fedray.results.unequal import public_samples
 from fedray.tuning.finals import fresh_seeds, is_finished, label_of
 from fedray.tuning.recorded import objective_of
@@ -40,8 +39,8 @@ NOTES = (
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
-    """Returns the results of a suite (a comparison of algorithms) as a DataFrame with exact numbers: a row for each
-    algorithm's best trial, which ran again on seeds that no trial had used. The best row comes first.
+    """Returns the results of a suite as a DataFrame with exact numbers: a row for each algorithm's best trial, which
+    ran again on seeds that no trial had used. The best row comes first.
 
     :func:`fedray.tuning.suite_rows.compare_rows` describes its columns, and :func:`suite_rows` further ones. The table
     also shows what it cost each algorithm to reach a target. This is the last value of run.targets, or, if that key is
@@ -56,8 +55,8 @@ def _compared(suite: Suite, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def suite_rows(suite: Suite) -> list[Row]:
-    """Returns that from which the table of a suite (a comparison of algorithms) is computed. It is a list with a
-    :class:`Row` for each configuration that runs on fresh seeds, which no trial has used (``suite.finals``).
+    """Returns that from which the table of a suite is computed. It is a list with a :class:`Row` for each configuration
+    that runs on fresh seeds, which no trial has used (``suite.finals``).
 
     If an algorithm's server trains a representation model (as in pFedMo), a further row shows the results of this model
     alone, in the same runs. Each row has facts, which become further columns of the table:
@@ -115,15 +114,16 @@ def by_what_clients_have(rows: Sequence[Row]) -> list[Row]:
     if not any(measured(row, "clients_personal") for row in rows):
         return list(rows)
     found = []
-    for row in rows:
+    # the server's representation model is none that clients have
+    for row in (row for row in rows if row.measure.of != "representation"):
         others = [*measured(row, "clients"), *measured(row, "clients_finetuned")]
         found += measured(row, "clients_personal") or others or [row]
     return found
 
 
 def write_suite(suite: Suite) -> list[Path]:
-    """Writes the results of a suite (a comparison of algorithms) into its folder: suite.csv (exact numbers), suite.md
-    (a table for readers) and curves.png (the metric over the iterations). Returns the three paths."""
+    """Writes the results of a suite into its folder: suite.csv (exact numbers), suite.md (a table for readers) and
+    curves.png (the metric over the iterations). Returns the three paths."""
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
     rows = suite_rows(suite)
     table = _compared(suite, rows)
@@ -136,8 +136,7 @@ def write_suite(suite: Suite) -> list[Path]:
 
 
 def suite_for_people(suite: Suite) -> tuple[pd.DataFrame, str]:
-    """Returns the table of a suite (a comparison of algorithms) in a readable form, and the paragraph under the table,
-    which explains its numbers.
+    """Returns the table of a suite in a readable form, and the paragraph under the table, which explains its numbers.
 
     The table has a row for each row of :func:`suite_table`. Its columns are named for readers, such as
     ``rounds to it (median)`` instead of ``rounds_to``. Accuracies are in percent and bytes in megabytes, and intervals
@@ -173,18 +172,19 @@ def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measu
         shown[f"validation{unit}"] = measure.scale * table["validation"]
     elif objective is not None:
         shown[objective] = table["validation"]
-    shown[f"{measure.title} (± 95 % interval)"] = [_accuracy(row, measure.scale) for row in records]
+    shown[f"{measure.title} (± 95 % interval)"] = [_accuracy(row, measure) for row in records]
     if "difference" in table:
         shown[f"difference to {baseline}{points} (± 95 % interval)"] = [
-            _difference(row, baseline, measure.scale) for row in records
+            _difference(row, baseline, measure) for row in records
         ]
     if "p_holm" in table:
         shown["p (Holm)"] = [p_value(p) for p in table["p_holm"]]
-    shown[f"reached {measure.shown(table['target'].max())}"] = [
-        "" if math.isnan(row["seeds"]) else f"{row['reached']:.0f} of {row['seeds']:.0f}" for row in records
-    ]
-    shown["rounds to it (median)"] = [amount(row["rounds_to"], row["rounds_bound"]) for row in records]
-    shown["MB to it (median)"] = [amount(row["bytes_to"] / 1e6, row["bytes_bound"] / 1e6) for row in records]
+    if not math.isnan(target := table["target"].max()):
+        shown[f"reached {measure.shown(target)}"] = [
+            "" if math.isnan(row["seeds"]) else f"{row['reached']:.0f} of {row['seeds']:.0f}" for row in records
+        ]
+        shown["rounds to it (median)"] = [amount(row["rounds_to"], row["rounds_bound"]) for row in records]
+        shown["MB to it (median)"] = [amount(row["bytes_to"] / 1e6, row["bytes_bound"] / 1e6) for row in records]
     shown["MB"] = table["bytes"] / 1e6
     for name, title in (("parameters", "parameters"), ("public_samples", "public samples used")):
         shown[title] = ["" if math.isnan(number) else f"{number:,.0f}" for number in table[name]]
@@ -193,22 +193,22 @@ def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measu
     return shown
 
 
-def _accuracy(row: dict[str, Any], scale: float) -> str:
+def _accuracy(row: dict[str, Any], measure: Measure) -> str:
     if not isinstance(row["accuracies"], tuple):
         return ""
-    text = with_interval([scale * value for value in row["accuracies"]])
+    text = shown_values(row["accuracies"], measure)
     ended = row["seeds"] - row["seeds_diverged"]
     lost = {"diverged": row["seeds_diverged"], "missing": row["seeds_asked"] - row["seeds"]}
     counts = "".join(f", {number:.0f} {how}" for how, number in lost.items() if number)
     return f"{text} ({ended:.0f} of {row['seeds_asked']:.0f}{counts})".strip() if counts else text
 
 
-def _difference(row: dict[str, Any], baseline: str, scale: float) -> str:
+def _difference(row: dict[str, Any], baseline: str, measure: Measure) -> str:
     if row["algorithm"] == baseline:
         return "baseline"
     if not isinstance(row["differences"], tuple):
         return ""
-    text = with_interval([scale * value for value in row["differences"]], sign="+")
+    text = shown_values(row["differences"], measure, sign="+")
     pairs = len(row["differences"])
     return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["seeds"] else text
 

@@ -37,8 +37,8 @@ class RunningTrial:
 
 
 class SweepView(Protocol):
-    """The protocol of objects that are told what happens in a sweep (a search over hyper-parameters), usually to show
-    it to the user, as :class:`fedray.tuning.view.View` does."""
+    """The protocol of objects that are told what happens in a sweep, usually to show it to the user, as
+    :class:`fedray.tuning.view.View` does."""
 
     def say(self, line: str) -> None:
         """Called with a ``line`` of text for the user."""
@@ -63,9 +63,8 @@ class NoView:
 
 
 class Sweep:
-    """A sweep (a search over hyper-parameters) that is running. It is a source of trials
-    (:class:`~fedray.tuning.trial_source.TrialSource`): it hands out the next trials, and records the results of the
-    running ones in ``study``.
+    """A sweep that is running. It is a source of trials (:class:`~fedray.tuning.trial_source.TrialSource`): it hands
+    out the next trials, and records the results of the running ones in ``study``.
 
     ``spec`` describes the sweep. ``base`` is the configuration of all trials without the searched keys, by dotted key.
     ``total`` is the number of trials, and ``budget`` is how much of the pruner's axis (rounds, bytes or FLOPs) a whole

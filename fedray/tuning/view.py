@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from fedray.tracking.progress import clock, printable
+from fedray.tracking.progress import Terminal, clock, printable
 from fedray.tuning.study import ENDED, sampled_values
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ TABLE_SECONDS = 0.2
 
 
 class View:
-    """Shows the progress of several sweeps (searches over hyper-parameters) on one console: as a table on a terminal,
-    and elsewhere as a line for each trial.
+    """Shows the progress of several sweeps on one console: as a table on a terminal, and elsewhere as a line for each
+    trial.
 
     It implements :class:`~fedray.tuning.sweep.SweepView`, whose docstrings say when its methods are called.
 
@@ -41,7 +41,7 @@ class View:
     def __init__(
         self, console: Console | None = None, quiet: bool = False, warn: Callable[[str], None] = lambda line: None
     ) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Terminal()
         self.quiet, self.warn = quiet, warn
         self.sweeps: Sequence[Sweep] = ()
         self._live: Live | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from fedray.core.upload import UploadRows, UploadStep
@@ -12,7 +14,7 @@ class Clip(UploadStep):
     """Shortens an upload u to the length S at most: u <- u min(1, S / ||u||_2). ``norm`` is S."""
 
     def __init__(self, norm: float) -> None:
-        if not norm > 0:
+        if isinstance(norm, bool) or not 0 < norm < math.inf:
             raise ValueError(f"norm must be above 0, not {norm}")
         self.norm = norm
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
 from fedray.gradients.rows import by_rows
 from fedray.uploads.compression import Compression
+from fedray.uploads.topk import check_feedback
 
 
 class Sign(Compression):
@@ -20,6 +21,7 @@ class Sign(Compression):
     """
 
     def __init__(self, error_feedback: bool = True) -> None:
+        check_feedback(error_feedback)
         self.keeps = error_feedback
 
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:

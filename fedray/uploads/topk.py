@@ -18,9 +18,17 @@ def count_of(k: float, numbers: int) -> int:
 
 
 def check_k(k: float) -> None:
-    """Raises :class:`ValueError` if ``k`` is neither a whole number nor a fraction."""
-    if not k > 0 or (k >= 1 and k != int(k)):
-        raise ValueError(f"k must be a whole number, or a fraction between 0 and 1, not {k}")
+    """Raises :class:`ValueError` if ``k`` is neither a whole number nor a fraction. 1.0 counts as neither, because it
+    could mean one number or all."""
+    if isinstance(k, bool) or not 0 < k < math.inf or (k == 1.0 and isinstance(k, float)) or (k >= 1 and k != int(k)):
+        hint = "; all is no step at all" if k == 1 else ""
+        raise ValueError(f"k must be a whole number, or a fraction between 0 and 1, not {k}{hint}")
+
+
+def check_feedback(error_feedback: bool) -> None:
+    """Raises :class:`ValueError` if ``error_feedback`` is not true or false."""
+    if not isinstance(error_feedback, bool):
+        raise ValueError(f"error_feedback must be true or false, not {error_feedback!r}")
 
 
 class TopK(Compression):
@@ -33,6 +41,7 @@ class TopK(Compression):
 
     def __init__(self, k: float, error_feedback: bool = True) -> None:
         check_k(k)
+        check_feedback(error_feedback)
         self.k, self.keeps = k, error_feedback
 
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:

@@ -118,8 +118,11 @@ def _parts(thing: Any, weights: frozenset[int]) -> Iterable[_Part]:
 
 def _place_in_set(element: Any) -> str:
     """Returns a key by which the elements of a set are sorted, because they have another order in each process."""
-    is_plain = type(element) in {*PLAIN, tuple}
-    return f"{type(element).__name__} {repr(element) if is_plain else getattr(element, '__qualname__', '')}"
+    if type(element) in {*PLAIN, tuple}:
+        named = repr(element)
+    else:
+        named = getattr(element, "__qualname__", None) or code_digest(element)
+    return f"{type(element).__name__} {named}"
 
 
 def _tensor(tensor: torch.Tensor, with_values: bool) -> Iterator[_Part]:
@@ -200,6 +203,10 @@ def _globals(names: set[str], attributes: set[str], namespace: dict[str, Any], m
             yield from _globals(attributes, attributes, vars(value), modules)
 
 
+METHODS = (types.FunctionType, staticmethod, classmethod, property)
+"""Types of what may be code under a name such as ``__new__``."""
+
+
 def _class(cls: type) -> Iterator[_Part]:
     home = _module_of(cls)
     if is_library(home):
@@ -208,7 +215,9 @@ def _class(cls: type) -> Iterator[_Part]:
     yield from map(_Object, (type(cls), *cls.__bases__))
     for name, value in sorted(vars(cls).items()):
         # Python, abc and pydantic store internal data under such names
-        is_note = name == "_abc_impl" or (name.startswith("__") and not isinstance(value, types.FunctionType))
+        is_note = name == "_abc_impl" or (name.startswith("__") and not isinstance(value, METHODS))
+        # what a named tuple is made of is in its fields
+        is_note = is_note or (name == "__new__" and "_fields" in vars(cls))
         if name == "__pydantic_fields__" or not is_note:
             yield name
             yield _Object(value)

@@ -5,6 +5,7 @@ It also turns exceptions of the user's code into errors of one line.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib
@@ -93,18 +94,6 @@ def _parts(name: str, key: str) -> tuple[str, str]:
     return where, attribute
 
 
-def source_file(thing: Any) -> Path | None:
-    """Returns the file that defines ``thing``, if that is a class, function or module. For any other object it is the
-    file that defines the object's class.
-
-    Returns None if there is no such file, as for objects that were typed at a prompt or come from a compiled module.
-    """
-    owner = thing if isinstance(thing, ModuleType) or hasattr(thing, "__qualname__") else type(thing)
-    module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__ or "")
-    file = getattr(module, "__file__", None)
-    return Path(file) if file else None
-
-
 def short_name(name: str) -> str:
     """Returns a short form of an object's name in a config, for use in the name of a run's folder: ``file:Name`` for
     ``path/to/file.py:Name``. Other names stay as they are."""
@@ -144,6 +133,7 @@ def _module_in_file(file: str, what: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+    _require_own_helpers(path, code, what)
     sys.modules[name] = module
     try:
         # not by the module's loader, whose cached bytecode may miss an edit within the same second
@@ -152,6 +142,36 @@ def _module_in_file(file: str, what: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _require_own_helpers(path: Path, code: bytes, what: str) -> None:
+    """Checks that the modules which a user's file imports from its own folder are those of this folder. Raises
+    :class:`UserError` if Python would take another module of the same name for one, with other code."""
+    with contextlib.suppress(SyntaxError):
+        for node in ast.walk(ast.parse(code)):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in {each.partition(".")[0] for each in names} - sys.stdlib_module_names:
+                beside = path.parent / f"{name}.py"
+                taken = _file_of(name) if beside.is_file() and beside != path else None
+                if taken is not None and taken.read_bytes() != beside.read_bytes():
+                    raise UserError(
+                        f"{what}: {path} imports {name}, and Python takes {taken} for it, not {beside}: give one of "
+                        "them another name"
+                    )
+
+
+def _file_of(name: str) -> Path | None:
+    """Returns the file of the user's that Python takes, or has taken, for the module ``name``, None if it is another
+    kind of module or one of an installed library."""
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+    else:
+        found = importlib.util.find_spec(name)
+        file = None if found is None else found.origin
+    path = Path(file or "/")
+    return path if path.is_file() and not {"site-packages", "dist-packages"} & {*path.parts} else None
 
 
 @contextlib.contextmanager

@@ -64,6 +64,14 @@ def write_whole(path: Path, text: str) -> None:
         staging.write_text(text, encoding="utf-8")
 
 
+def is_there(name: str) -> bool:
+    """Returns whether a word of the user's is the path of a file or folder. One that is too long is none."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def sha256_of_file(path: Path) -> str:
     """Returns the sha256 of a file's content, as hexadecimal digits."""
     digest = hashlib.sha256()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from fedray.errors import near_miss
 from fedray.util.cache import cache_folder
@@ -60,7 +60,7 @@ def below(uri: str, *names: str) -> str:
     """Returns the URI of a file or folder below ``uri``. ``names`` are the parts of its path: with ``"a", "b"``,
     ``s3://bucket/runs?region=x`` becomes ``s3://bucket/runs/a/b?region=x``."""
     parts = urlsplit(uri)
-    path = "/".join([parts.path.rstrip("/"), *names])
+    path = "/".join([parts.path.rstrip("/"), *(quote(name, safe="/=,+:@~()'!") for name in names)])
     return parts._replace(path=path).geturl()
 
 

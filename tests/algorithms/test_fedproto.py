@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 from small_runs import run
 
 from fedray import UserError
+from fedray.algorithms.fedproto import FedProto
+from fedray.gradients.passes import Outputs
 
 WIDTH = 8
 
@@ -59,6 +61,13 @@ def test_without_pull_it_is_local_training(tmp_path):
     assert proto.metrics.train_loss.tolist() == pytest.approx(alone.metrics.train_loss.tolist(), rel=1e-6)
     assert proto.metrics.personalized_accuracy.tolist() == alone.metrics.personalized_accuracy.tolist()
     assert pulled.metrics.train_loss.tolist()[1:] != proto.metrics.train_loss.tolist()[1:]
+
+
+def test_a_class_without_prototype_pulls_nowhere():
+    features, own = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[0.5, 0.0, 1.0], [9.0, 9.0, 0.0]])
+    made = FedProto(FedProto.Hyper(lam=0.7))
+    found = made.loss(Outputs(torch.zeros(2, 4), features), torch.tensor([0.1, 0.2]), own)
+    assert found.tolist() == pytest.approx([0.1 + 0.7 * (0.5**2 + 2**2), 0.2])
 
 
 def test_only_prototypes_travel(tmp_path):

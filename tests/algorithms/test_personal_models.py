@@ -205,9 +205,13 @@ def test_what_is_refused(tmp_path):
         run(tmp_path, algorithm="ifca", run__diagnostics=True)
     with pytest.raises(UserError, match=r"begin with the same weights.*model\.init=default"):
         run(tmp_path, algorithm="ifca", model__name="logistic", model__init="zeros", model__hidden=None)
+    with pytest.raises(UserError, match="goes by losses of one model, and ifca has several"):
+        run(tmp_path, algorithm="ifca", train__sampling={"kind": "power_of_choice", "candidates": 6})
     with pytest.raises(UserError, match="keeps something of each client, and the first rounds"):
         run(tmp_path, algorithm="lg_fedavg", algorithm__warmup_rounds=2, train__upload=[{"topk": 3}])
     with pytest.raises(UserError, match=r"run\.finetune_layers: the model has none that norm names"):
         run(tmp_path, run__finetune_steps=2, run__finetune_layers=["norm"])
     with pytest.raises(UserError, match="which the clock can't count"):
         run(tmp_path, algorithm="lg_fedavg", algorithm__warmup_rounds=2, system__latency_ms=3)
+    with pytest.raises(UserError, match=r"algorithm\.frozen=\['head'\] leaves nothing to train"):
+        run(tmp_path, algorithm="fedbabu", model__trainable=["head"])

@@ -18,6 +18,8 @@ from small_runs import run
 from torch import nn
 
 from fedray import UserError, simulate
+from fedray.algorithms import base
+from fedray.algorithms.fedavg import FedAvg
 from fedray.cli.main import main
 from fedray.core.private import private_columns
 from fedray.core.vectors import Layout
@@ -157,6 +159,77 @@ def test_which_numbers_of_a_row_are_private(patterns, names):
     assert not set(base.tolist()) & set(head.tolist())
     everything = private_columns(module, layout, ["*"])
     assert sorted([*base.tolist(), *head.tolist()]) == everything.tolist()
+
+
+class Crossed(nn.Module):
+    """A model whose last layer is registered first."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(8, 4)
+        self.body = nn.Linear(12, 8)
+
+    def forward(self, x):
+        return self.classifier(self.body(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"algorithm.name": "fedper"}, "algorithm.private"),
+        ({"algorithm.name": "fedbabu"}, "algorithm.frozen"),
+        ({"model.private": ["base"]}, "model.private"),
+        ({"model.trainable": ["head"]}, "model.trainable"),
+        ({"run.finetune_steps": 2, "run.finetune_layers": ["head"]}, "run.finetune_layers"),
+    ],
+)
+def test_a_head_that_is_not_registered_last(tmp_path, changed, key):
+    keys = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    keys |= {"algorithm.name": "fedavg", "run.output": str(tmp_path), "run.rounds": 1}
+    with pytest.raises(
+        UserError, match=rf"^{key}: (head|base) goes by the layer .* last, body, but .* calls classifier"
+    ):
+        simulate(keys | changed, data=small_source(), model=Crossed)
+    named = changed | {key: ["classifier"]}
+    made = simulate(keys | named, data=small_source(), model=Crossed)
+    assert made.model().classifier.weight.shape == (4, 8)
+
+
+class Fixed(FedAvg):
+    """Private layers that no key says, beside another list of names."""
+
+    private = ("head",)
+
+    class Hyper(base.Hyper):
+        others: tuple[str, ...] = base.parameter((), "a list of names")
+
+
+def test_a_head_that_the_algorithm_itself_names(tmp_path):
+    keys = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    with pytest.raises(UserError, match=r"^algorithm.name=.*: head goes by the layer .* last, body, but"):
+        simulate(keys | {"run.output": str(tmp_path)}, data=small_source(), model=Crossed, algorithm=Fixed)
+
+
+class Direct(nn.Module):
+    """A model that uses the weights of its last layer without calling it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.classifier = nn.Linear(12, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return nn.functional.linear(self.body(x).relu(), self.classifier.weight, self.classifier.bias)
+
+
+def test_a_head_that_is_not_called_is_the_one_registered_last(tmp_path):
+    keys = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    keys |= {"algorithm.name": "fedper", "run.output": str(tmp_path), "run.rounds": 1}
+    # the server's head stays as it began, because it is private
+    changes = [{"run.rounds": rounds, "run.name": str(rounds)} for rounds in (1, 2)]
+    begun, later = (simulate(keys | each, data=small_source(), model=Direct) for each in changes)
+    weights = [dict(each.model().named_parameters()) for each in (begun, later)]
+    assert torch.equal(weights[0]["classifier.weight"], weights[1]["classifier.weight"])
+    assert not torch.equal(weights[0]["body.weight"], weights[1]["body.weight"])
 
 
 def test_fedbn_keeps_statistics(tmp_path):

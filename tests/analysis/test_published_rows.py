@@ -40,6 +40,11 @@ def test_each_outcome(papers):
     assert counted.loc["all"].tolist() == counted.loc["paper/table1"].tolist()
 
 
+def test_a_single_row_has_no_place(papers):
+    store(papers / "paper/table1", "fedavg,a,20,3,,,3,0,")
+    assert count(papers).set_index("table").loc["all", list(OUTCOMES)].tolist() == [0, 0, 1, 3]
+
+
 def test_the_best_reading_counts(papers):
     store(papers / "paper/table1", "fedavg,a,20,3,,,3,0,", "fedprox,a,48,1,,,3,0,", "feddyn,a,,,,,3,3,")
     # the first two have changed places, and the last diverged as it should

@@ -3,7 +3,8 @@
 import pytest
 
 import fedray
-from fedray import UserError
+from fedray import UserError, simulate
+from fedray.testing.contracts import SETTINGS, small_source
 
 CONFIG = {"algorithm.name": "fedavg", "data.clients": 4, "run.rounds": 1, "engine.kind": "local"}
 NO_PLACE = "a folder or file is named by a text, a path or a result, not by "
@@ -64,7 +65,7 @@ def test_results_show_themselves_in_few_words(tmp_path):
     sim.step()
     assert repr(sim) == f"Simulation({str(tmp_path / 'short')!r}, round 1)"
     result = sim.close()
-    assert repr(result).startswith(f"RunResult({str(tmp_path / 'short')!r}, completed after 1 rounds, accuracy 0.")
+    assert repr(result).startswith(f"RunResult({str(tmp_path / 'short')!r}, completed after 1 round, accuracy 0.")
     with pytest.raises(UserError, match="has ended after round 1"):
         fedray.Simulation({**CONFIG, "run.output": str(tmp_path), "run.name": "short"}).step()
     with pytest.raises(UserError, match=r"has no profile.csv: engine.profile=true makes it"):
@@ -106,3 +107,9 @@ def test_clients_and_models_that_are_none(tmp_path):
 
 def test_public_names_are_completed():
     assert {"simulate", "Simulation", "tune", "__version__"} <= set(dir(fedray))
+
+
+@pytest.mark.parametrize(("key", "value"), [("root", "/nowhere"), ("variant", "letters")])
+def test_where_data_lie_is_not_said_of_data_that_are_given(key, value, tmp_path):
+    with pytest.raises(UserError, match=rf"data\.{key}={value} is for data\.source, and data=\.\.\. takes its place"):
+        simulate({**SETTINGS, f"data.{key}": value, "run.output": str(tmp_path)}, data=small_source())

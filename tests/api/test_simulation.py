@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from small_runs import run
@@ -125,6 +127,8 @@ def test_what_is_changed_by_hand_is_in_the_folder(tmp_path):
         sim.replace_model(sim.model())
         sim.step()
         sim.replace_model(sim.model())
+        with pytest.warns(UserWarning, match="the checkpoint does not have the model that replace_model got"):
+            sim.save_checkpoint()
         with pytest.warns(UserWarning, match="was not used, as no round has followed"):
             sim.close()
     text = "model of round 5, cohort of rounds 2-4"
@@ -154,6 +158,20 @@ def test_a_simulation_that_is_left_goes_on_later(tmp_path):
     del forgotten
     ended = run(tmp_path / "left", "scaffold", run__rounds=ROUNDS)
     assert_same(whole, ended)
+
+
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
+    whole = unbroken(tmp_path / "whole", "scaffold")
+    with stepped(tmp_path / "stepped", "scaffold", run__checkpoint_every=1, run__keep_checkpoints=5) as sim:
+        for _ in range(4):
+            sim.step()
+        file = sim.folder / "checkpoints" / "round-00000002" / "server.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        with pytest.raises(UserError, match=r"round-00000002 is damaged .* the run stays where it is"):
+            sim.load_checkpoint(2)
+        sim.load_checkpoint(3)
+        assert [report.round for report in sim] == [4, 5, 6]
+    assert_same(whole, sim.result)
 
 
 def test_going_back_to_a_checkpoint(tmp_path):
@@ -262,6 +280,11 @@ def test_methods_that_choose_clients_themselves_take_no_cohort(tmp_path):
             sim.step()
             with pytest.raises(UserError, match=f"cohort does not go with .*{name}"):
                 sim.step(cohort=[0])
+    with (
+        Simulation(keys(tmp_path / "buffered") | buffered, data=small_source()) as sim,
+        pytest.raises(UserError, match=r"^keep_clients does not go with system.mode=buffered"),
+    ):
+        sim.step(keep_clients=True)
 
 
 def test_a_result_before_the_end(tmp_path):
@@ -319,3 +342,40 @@ def test_simulate_is_the_same_loop(tmp_path):
     with pytest.raises(UserError, match="only while its callback is called"):
         shown[0].model()
     assert [report.round for report in shown] == result.metrics["round"].tolist()
+
+
+def test_time_between_steps_is_no_time_of_the_run(tmp_path, monkeypatch):
+    real, spent = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + spent[0])
+
+    def think() -> None:
+        spent[0] += 1000
+
+    with stepped(tmp_path, engine__profile=True, run__checkpoint_every=1, run__rounds=4) as sim:
+        for act in (sim.step, sim.step, sim.save_checkpoint, lambda: sim.load_checkpoint(1), sim.step, sim.step):
+            think()
+            act()
+        think()
+    result = sim.result
+    assert result.metrics["round"].tolist() == [1, 2, 3]
+    assert 0 < result.metrics["wall_seconds"].iloc[-1] < 500
+    assert all(result.metrics["wall_seconds"].diff()[1:] > 0)
+    profile = pd.read_csv(sim.folder / "profile.csv").drop(columns="round")
+    assert (profile >= 0).all(axis=None)
+    assert profile.sum(axis=None) < 500
+
+
+def test_a_run_stays_where_it_is_when_the_working_directory_changes(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with stepped(Path("runs"), run__rounds=3) as sim:
+        sim.step()
+        monkeypatch.chdir("other")
+        assert sim.step().model() is not None
+        sim.save_checkpoint()
+        sim.step()
+        sim.load_checkpoint(2)
+        sim.step()
+    assert not any((tmp_path / "other").iterdir())
+    assert sim.folder.parent == tmp_path / "runs"
+    assert_same(sim.result, run(tmp_path / "whole", "fedavg", run__rounds=3))

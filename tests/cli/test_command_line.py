@@ -106,6 +106,8 @@ UNKNOWN = [
     (["datasets", "minst"], "there is no source and no partition 'minst' (did you mean 'mnist'?)"),
     (["datasets", "dirichelt"], "(did you mean 'dirichlet'?)"),
     (["algorithms", "--fedprox"], "unrecognized arguments: --fedprox"),
+    (["run", "--seed", "3"], "unrecognized arguments: --seed (did you mean '--seeds'?)"),
+    (["compare", "--outptu=here"], "unrecognized arguments: --outptu=here (did you mean '--output'?)"),
 ]
 
 
@@ -203,6 +205,12 @@ def test_a_pipe_that_ends(command: str) -> None:
     closed.stdout.close()
     assert closed.stderr.read() == ""
     closed.wait(120)
+
+
+def test_an_output_without_room() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PROGRAM, "keys"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (2, "fedray: can't write the output: no space left on the device\n")
 
 
 def test_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,10 +28,10 @@ KEYS = [
     ("kind=iid", "did you mean 'data.partition.kind' or 'task.kind' or "),
     ("data.partition.apha=1", "did you mean 'data.partition.alpha'"),
     ("engine.gpus=1", r"unknown key engine.gpus \(there are: .*gpus_per_actor"),
-    ("algorithm.mu=1", r"fedavg: unknown key algorithm.mu \(it has none"),
+    ("algorithm.mu=1", r"fedavg: unknown key algorithm.mu \(it has no keys of its own"),
     ("algorithm.name=fedprox algorithm.muu=1", "fedprox: unknown key algorithm.muu .did you mean 'algorithm.mu'"),
     ("algorithm.name=fedprox algorithm.lr=1", "did you mean 'train.lr'"),
-    ("model.hidden=[3]", r"logistic: unknown key model.hidden \(it has none"),
+    ("model.hidden=[3]", r"logistic: unknown key model.hidden \(it has no keys of its own"),
     ("model.name=mlp model.hiden=[3]", "did you mean 'model.hidden'"),
     ("train=3", "train is a section, as in train.local_steps"),
     ("data=mnist", "data is a section, as in data.source: ..., not 'mnist'"),
@@ -48,6 +48,8 @@ KEYS = [
     ("train.lr=0", "train.lr must be above 0, not 0"),
     ("train.lr=nan", "train.lr must be a finite number"),
     ("train.lr=[", "is not valid YAML: line 1, column 2"),
+    ("run.name=#5", "YAML takes '#5' for a comment"),
+    ("a" * 300, "can't read the config file aaa"),
     ("run.rounds=010", "not valid YAML: line 1, column 1: 010 is a number in YAML 1.1 only: write 8, or put a text in"),
     ("run.rounds=1_000", "1_000 is a number in YAML 1.1 only: write 1000, or"),
     ("run.name=1:30", "1:30 is a number in YAML 1.1 only: write 90, or put a text in quotes"),
@@ -122,6 +124,7 @@ CONFIGS = [
     (b"\xff\xfe\x00abc", "c.yaml is not a text file: a config is YAML in UTF-8"),
     (b"train:\n  lr: 0.1\n  lr: 0.2\n", "line 3, column 3: key 'lr' is given twice"),
     (b"? [1, 2]\n: 3\n", "c.yaml is not valid YAML: line 1"),
+    (b"a: !!timestamp abc", "c.yaml is not valid YAML: a value can't be read"),
     (b"a: " + b"[" * 5000, "c.yaml is nested too deeply"),
     (b"train: &t\n  sub: *t\n", "c.yaml is nested too deeply"),
     (b"train: 3\ntrain.lr: 0.1\n", "train.lr is below train, which has a value already"),
@@ -177,9 +180,10 @@ def test_commands(capsys):
     for arguments, message in (
         (["rnu"], "no command 'rnu' .did you mean 'run'"),
         (["c.yaml"], "did you mean 'fedray run c.yaml'"),
-        (["run", "--foo"], "unrecognized arguments: --foo; see fedray --help"),
-        (["run", "run.rounds=1", "--foo", "train.lr=1"], "unrecognized arguments: --foo; see fedray --help"),
-        (["keys", "lenet5"], "unrecognized arguments: lenet5; see fedray --help"),
+        (["run", "--foo"], "unrecognized arguments: --foo; see fedray run --help"),
+        (["run", "run.rounds=1", "--foo", "train.lr=1"], "unrecognized arguments: --foo; see fedray run --help"),
+        (["--foo"], "unrecognized arguments: --foo; see fedray --help"),
+        (["keys", "lenet5"], "unrecognized arguments: lenet5; see fedray keys --help"),
         (["data", "--plot"], "argument --plot: expected one argument; see fedray data --help"),
     ):
         assert main(arguments) == 2
@@ -210,3 +214,9 @@ def test_helps_and_lists(capsys):
         assert main([command]) == 0
         text = capsys.readouterr().out
         assert all(piece in text for piece in pieces), command
+
+
+def test_a_value_is_not_cut_at_a_comment(capsys):
+    line = refused(capsys, "run.name=exp #5")
+    assert line.startswith("'run.name=exp #5': YAML takes '#5' for a comment; put the value in quotes, key=")
+    assert load(None, ['run.name="exp #5"']).run.name == "exp #5"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedray import UserError
 from fedray.cli.main import main
+from fedray.cli.settings import load_settings, split
 from fedray.config import flat, load
 from fedray.config.files import merged
 from fedray.experiment.resolve import resolve
@@ -192,3 +197,48 @@ def test_a_mapping_that_is_a_value_is_replaced_as_a_whole(tmp_path):
     assert (config.train.lr, config.train.momentum) == (0.5, 0.5)
     assert flat(config.model_dump())["task.metrics"] == {"v1.5": "m.py:three"}
     assert load({"task.metrics": {"a.b": "m.py:c"}}, ["task.metrics={d: m.py:d}"]).task.metrics == {"d": "m.py:d"}
+
+
+def test_a_section_and_keys_with_dots_are_one(tmp_path):
+    """The dotted keys had gone without a word."""
+    path = tmp_path / "a.yaml"
+    path.write_text("data.partition.alpha: 0.05\ntrain.lr: 0.5\ndata:\n  partition: {kind: dirichlet}\ntrain:\n")
+    found = load(str(path))
+    assert (found.data.partition.alpha, found.data.partition.kind, found.train.lr) == (0.05, "dirichlet", 0.5)
+    # a later value replaces an earlier one, and nothing else
+    kept = {"train": {"lr": 0.1, "momentum": 0.9}}
+    for said in (
+        {**kept, "train.lr": 0.2},
+        {"train.lr": 0.1, "train.momentum": 0.9, "x": None, **{"train": {"lr": 0.2}}},
+    ):
+        found = load({key: value for key, value in said.items() if key != "x"}).train
+        assert (found.lr, found.momentum) == (0.2, 0.9)
+
+
+def test_an_override_of_a_section_adds_to_it():
+    found = load({"train": {"lr": 0.1, "local_steps": 3}}, ["train={momentum: 0.9}", "data.partition={alpha: 0.3}"])
+    assert (found.train.lr, found.train.local_steps, found.train.momentum) == (0.1, 3, 0.9)
+    assert load({"task.metrics": {"a": "x.py:A"}}, ["task.metrics={b: 'x.py:B'}"]).task.metrics == {"b": "x.py:B"}
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    asked = {"train.upload": [{"topk": np.float64(0.5)}], "train.lr": torch.tensor(0.25), "run.seed": np.int64(3)}
+    found = load({**asked, "run.local_models_of": np.arange(2), "run.local_models_in": (np.int32(1),)})
+    assert (found.train.upload, found.train.lr, found.run.seed) == ([{"topk": 0.5}], 0.25, 3)
+    assert (found.run.local_models_of, found.run.local_models_in) == ([0, 1], [1])
+
+
+def test_home_folders(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "base.yaml").write_text("run.output: ~/runs\nmodel.weights: ~/w.pt\nsystem.devices: {~/fast.yaml: 1}\n")
+    (tmp_path / "mine.yaml").write_text("extends: ~/base.yaml\n")
+    found = load(str(tmp_path / "mine.yaml"), ["engine.spill_dir=~/spill"])
+    places = (found.run.output, found.model.weights, *found.system.devices, found.engine.spill_dir)
+    assert places == tuple(str(tmp_path / each) for each in ("runs", "w.pt", "fast.yaml", "spill"))
+
+
+def test_a_config_file_may_have_a_sign_of_equality_in_its_path(own_folder):
+    Path("lr=0.1").mkdir()
+    Path("lr=0.1/config.yaml").write_text("train: {lr: 0.1}")
+    assert split(["lr=0.1/config.yaml", "train.lr=0.2"]) == (["lr=0.1/config.yaml"], ["train.lr=0.2"])
+    assert load_settings(["lr=0.1/config.yaml"]).train.lr == 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from fedray.client.local_data import LocalData
 from fedray.core.batches import Batch, aligned, has_single, schedule, steps_of
 from fedray.core.local_training import LocalTraining
-from fedray.core.samples import Samples
+from fedray.core.samples import ReadSamples, Samples
 from fedray.core.seeds import Purpose, stream
 
 SAMPLES, SIZE, COUNT = st.integers(1, 40), st.integers(1, 50), st.integers(1, 12)
@@ -162,3 +163,27 @@ def test_the_samples_of_a_client_are_without_padding():
     assert [padded.client_samples(row)[1].tolist() for row in range(2)] == [[0, 1], [3]]
     assert [padded.rests(row) for row in range(2)] == [False, True]
     assert not whole.rests(0)
+
+
+class Drawn:
+    """Items each of which is the random number that is drawn when it is read."""
+
+    first = np.zeros((1, 1), np.float32)
+
+    def read(self, i: int) -> np.ndarray:
+        return np.full((1, 1), random.random(), np.float32)
+
+
+def test_random_transforms_do_not_depend_on_the_clients_beside() -> None:
+    """Client 1 has fewer samples than a mini-batch has, and client 0 of the same stack does not."""
+    training = LocalTraining(SEED, batch_size=8, local_steps=3, local_epochs=None)
+    samples = ReadSamples(Drawn(), torch.arange(55))
+    indices = [np.arange(50), np.arange(50, 55)]
+
+    def inputs(ids: list[int]) -> list[torch.Tensor]:
+        data = LocalData(samples, training, ids, [indices[i] for i in ids], [3] * len(ids), round=2)
+        return [batch.x[ids.index(1), :5] for batch in data.batches()]
+
+    beside, alone = inputs([0, 1]), inputs([1])
+    assert all(map(torch.equal, beside, alone))
+    assert len({float(number) for step in alone for number in step.flatten()}) == 15

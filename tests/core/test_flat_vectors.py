@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from small_modules import IMAGE, Normed, Tied, made
 from torch import nn
 
-from fedray.core.vectors import ROW, Layout, frozen
+from fedray.core.places import frozen
+from fedray.core.vectors import ROW, Layout
 from fedray.gradients.loop import LoopNetwork
 from fedray.models.small import LeNet5
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from small_runs import run
 from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from fedray import simulate
 from fedray.core.torch_state import neutral
@@ -59,6 +61,7 @@ def several_devices() -> Iterator[None]:
 
 STATES: dict[str, State] = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast that is not on": lambda: torch.autocast("cpu", enabled=False),
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "default dtype": setting(torch.set_default_dtype, torch.float64, torch.float32),
@@ -74,6 +77,8 @@ STATES: dict[str, State] = {
     "numpy's errors": lambda: np.errstate(all="raise"),
     "threads": setting(torch.set_num_threads, 2, 1),
     "several": several,
+    "without the fast path of attention": setting(torch.backends.mha.set_fastpath_enabled, False, True),
+    "cached parametrizations": parametrize.cached,
 }
 
 
@@ -111,6 +116,29 @@ def test_a_run_gives_the_same_bits(tmp_path, state, plain):
         assert tensor.dtype is torch.float32
         assert tensor.device.type == "cpu"
         assert torch.equal(tensor, expected)
+
+
+class Casting(nn.Module):
+    """Casts itself, so that torch may keep what it has cast."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(weight_norm(nn.Linear(12, 8)), nn.ReLU(), nn.Linear(8, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layers(x).float()
+
+
+@pytest.mark.parametrize("state", ["autocast", "autocast that is not on", "cached parametrizations"])
+@pytest.mark.parametrize(("model", "precision"), [(Casting, "fp32"), (Net, "bf16")])
+def test_what_torch_keeps_of_a_weight_is_not_used_for_the_next(tmp_path, state, model, precision):
+    """In bf16 a run ended without having learnt anything: each step had the weights of the first one."""
+    keys = KEYS | {"train__precision": precision, "call": {"model": model}}
+    expected = run(tmp_path / "plain", **keys)
+    with STATES[state]():
+        found = run(tmp_path / "found", **keys)
+    assert found.summary["model_sha256"] == expected.summary["model_sha256"]
 
 
 def test_on_ray_too(tmp_path, ray_cluster, plain):

@@ -51,6 +51,11 @@ NPZ = [
     ({"client_train": np.arange(20)}, NATURAL, "x_train has 200 samples and client_train 20"),
     ({"client_train": np.arange(200) % 3}, [*NATURAL, "train.cohort_size=4"], "more than the 3 clients"),
     ({}, ["model.name=lenet5"], "lenet5 can't be made for inputs .12.*it takes images"),
+    (
+        {"x_train": np.zeros((200, 20, 20, 3), np.uint8), "x_test": np.zeros((40, 20, 20, 3), np.uint8)},
+        ["model.name=lenet5"],
+        r"\[20, 20, 3\] \(channels come first: np.moveaxis\(x, -1, 1\)\)",
+    ),
 ]  # fmt: skip
 
 

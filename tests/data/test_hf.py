@@ -250,6 +250,8 @@ def test_which_sets_are_taken():
     source = read(as_parquet(sets, test="validation"))
     assert source.notes == ("warning: parquet has no set 'test': its set 'validation' is the test set",)
     assert np.array_equal(source.x_test, X[ROWS:])
+    source = read(saved(DatasetDict(**sets, unsupervised=sets["test"]), "three"))
+    assert source.notes == ("warning: three: unsupervised of its sets is not read",)
     source = read(saved(made(numbers()), "one"))
     assert np.array_equal(source.x_test, X[4::5])
     with pytest.raises(UserError, match=r"other has no set 'train' \(there are: more, rest\)"):

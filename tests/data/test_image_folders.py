@@ -161,8 +161,12 @@ def test_what_is_refused(spoil: Callable[[Path], None], message: str, tmp_path: 
     assert "\n" not in str(refused.value)
 
 
+DIVIDED = " has no folder test: of each class, every fifth image is a test image"
+
+
 def warned(source: Source) -> list[str]:
-    return [note for note in source.notes if note.startswith("warning: ")]
+    """The warnings, but for that of a folder without a part for tests."""
+    return [note for note in source.notes if note.startswith("warning: ") and not note.endswith(DIVIDED)]
 
 
 def test_what_is_not_taken_is_counted(tmp_path):
@@ -183,11 +187,13 @@ def test_what_is_not_taken_is_counted(tmp_path):
     assert (root / rest).exists()
 
 
-def test_nothing_is_said_where_all_is_taken(tmp_path):
+def test_nothing_more_is_said_where_all_is_taken(tmp_path):
     root = folder_of(tmp_path, *TEN)
     (root / "cat" / ".DS_Store").write_text("")
     (root / "labels.csv").write_text("")
-    assert warned(read(root)) == []
+    source = read(root)
+    assert warned(source) == []
+    assert f"warning: {root}{DIVIDED}" in source.notes
 
 
 @pytest.mark.parametrize(("others", "said"), [(["val"], "val is"), (["val", "__MACOSX"], "__MACOSX, val are")])

@@ -13,6 +13,7 @@ from fedray import UserError, simulate
 from fedray.data import Source
 from fedray.data.sources.source import from_fields, load_source, validate
 from fedray.data.sources.user_data import user_source
+from fedray.data.storage.lazy import LazyItems
 from fedray.tuning.driver import load_custom
 from fedray.tuning.spec import read_sweeps
 
@@ -291,6 +292,11 @@ def test_random_transforms_are_refused_and_the_users_generators_left_alone(item)
         user_source(Items(item), (XT, YT), access="memory")
     with pytest.raises(UserError, match=r"the target of item 0 of data differs when it is read again"):
         user_source(RANDOM_LABEL, (XT, YT))
+    # only one item draws, which is none of those that are tried
+    rare = Items(lambda i: (X[i] + (random.random() if i == 1 else 0), Y[i]))
+    with pytest.raises(UserError, match=r"data draws random numbers when its items are read, as with random"):
+        user_source(rare, (XT, YT), access="memory")
+    assert isinstance(user_source(rare, (XT, YT)).x_train, LazyItems)
     assert drawn() == expected
 
 
@@ -373,3 +379,37 @@ def test_a_list_of_a_few_items_is_a_data_set():
     source = user_source(items, items[:2])
     assert source.y_train.tolist() == [0, 1, 0]
     assert source.x_test.shape == (2, 3)
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", ">i4", np.longdouble, ">u2"])
+def test_other_orders_of_bytes_and_long_numbers(kind):
+    """FITS, netCDF and HDF5 give such arrays, and torch takes none of them."""
+    x = (np.abs(X) * 100).astype(kind)
+    read = user_source((x, Y), (x[:12], YT)).x_train
+    assert torch.from_numpy(read).shape == (60, 5)
+    np.testing.assert_allclose(read.astype(np.float64), x.astype(np.float64), rtol=1e-6)
+
+
+def test_what_is_masked_is_missing():
+    with pytest.raises(UserError, match="x_train has nothing in row 3, where it is masked"):
+        user_source((np.ma.masked_equal(np.where(np.arange(60)[:, None] == 3, -9.0, X), -9.0), Y), (XT, YT))
+    with pytest.raises(UserError, match="y_train has nothing in row 2, where it is masked"):
+        user_source((X, np.ma.masked_where(np.arange(60) % 9 == 2, Y)), (XT, YT))
+    assert user_source((np.ma.masked_array(X), Y), (XT, YT)).x_train.dtype == np.float32
+
+
+def test_numbers_of_several_types():
+    """pandas' own numbers, booleans beside floats, and whole numbers beside others are numbers."""
+    table = pd.DataFrame(X, columns=list("abcde")).assign(f=Y == 0).convert_dtypes()
+    read = user_source((table, Y), (table[:12], YT)).x_train
+    np.testing.assert_allclose(read, np.column_stack([X, Y == 0]), rtol=1e-6)
+    mixed = [value if place % 2 else int(value) for place, value in enumerate(X[:, 0].tolist())]
+    for y in (pd.Series(mixed, dtype=object), np.array(mixed, dtype=object)):
+        assert user_source((X, y), (XT, y[:12])).task == "regression"
+    assert user_source((X, np.array(Y.tolist(), dtype=object)), (XT, YT)).task == "classification"
+
+
+def test_arrays_of_a_file_that_are_not_read_are_named(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=XT, y_test=YT, clients_train=Y, more=X)
+    notes = load_source("npz", str(tmp_path / "a.npz")).notes
+    assert any("not read: clients_train, more (did you mean 'client_train'?)" in note for note in notes)

@@ -153,7 +153,7 @@ def test_every_fifth_row_of_one_file(tmp_path):
     source = read(Path("one.csv"))
     assert np.array_equal(source.x_test, X[4::5])
     assert np.array_equal(source.x_train, X[np.arange(ROWS) % 5 != 4])
-    assert source.notes == ("warning: one.csv has no file of tests beside it: every fifth row is a test row",)
+    assert source.notes == ("warning: one.csv has no test set of its own: every fifth row is a test row",)
     labels = np.where(np.arange(ROWS) == 4, "rare", "usual")
     frame(labels, client=CLIENTS).to_csv("one.csv", index=False)
     source = read(Path("one.csv"))
@@ -191,7 +191,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "client as input": (frame(client=1), {"input_columns": ["client"]}, "'client' is the column of the clients in"),
     "text input": (
         frame(city="Oslo"), {},
-        r"column 'city' is not numeric: 'Oslo' in row 0; if it says whose row it is, give data.client_column='city'$",
+        r"column 'city' is not numeric: 'Oslo' in row 0; if it says whose row it is, give data.client_column='city'; "
+        "texts need data.source=hf and data.tokenizer$",
     ),
     "a text in an input": (
         frame(b=np.where(np.arange(ROWS) == 7, "?", "1.5")), {}, r"'b' is not numeric: '\?' in row 7$",

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,14 @@ BITS = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
         ),
         (np.ones((3, 1)), "regression", 1, r"^warning: .*All are whole: if they are classes, .*\(y_train\[:, 0\]\)"),
         (np.array([[3, 1], [0, 2]]), "tokens", 4, r"task.kind=tokens, because y_train \[n, 2\] holds whole numbers"),
+        # a table that was filtered
+        (
+            pd.Categorical(["ant", "cat", "ant"], ["ant", "bee", "cat"]),
+            "classification",
+            3,
+            "^warning: no sample is of class bee, as the categories of y_train have it: the model has outputs",
+        ),
+        (pd.Categorical(["ant", "cat", "ant"]), "classification", 2, None),
         (np.zeros((2, 3, 4), int), "tokens", 1, r"y_train \[n, 3, 4\] holds whole numbers"),
     ],
 )
@@ -78,6 +87,7 @@ def test_the_task_follows_from_the_targets(y: Any, kind: str, classes: int, note
             "tokens",
             "label -3 in row 1.*or task.ignore_index=-100 for tokens",
         ),
+        ([1, 10**400], "auto", "it: y_train has a number beyond int64 in row 1"),
         (np.array([[0, 1], [0, 1.5]]), "tokens", "y_train must hold whole numbers, not 1.5 as in row 1"),
     ],
 )

@@ -96,13 +96,15 @@ def test_randk_sends_so_many():
     np.testing.assert_allclose(sent[chosen], (U * (D / 5))[chosen], rtol=1e-6)
 
 
+@pytest.mark.parametrize("length", [0.01, 1.0])
 @pytest.mark.parametrize("levels", [1, 4])
-def test_qsgd_sends_levels(levels):
-    sent, _ = applied({"qsgd": levels})
-    steps = abs(sent) / np.linalg.norm(U.astype(np.float64), axis=1, keepdims=True) * levels
+def test_qsgd_sends_levels(levels, length):
+    rows = U * np.float32(length)
+    sent, _ = applied({"qsgd": levels}, rows)
+    steps = abs(sent) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True) * levels
     np.testing.assert_allclose(steps, steps.round(), atol=1e-5)
-    assert (abs(steps.round() - abs(U) / np.linalg.norm(U, axis=1, keepdims=True) * levels) <= 1 + 1e-5).all()
-    assert (np.sign(sent) * np.sign(U) >= 0).all()
+    assert (abs(steps.round() - abs(rows) / np.linalg.norm(rows, axis=1, keepdims=True) * levels) <= 1 + 1e-5).all()
+    assert (np.sign(sent) * np.sign(rows) >= 0).all()
 
 
 @pytest.mark.parametrize("bits", [1, 3, 16])
@@ -158,6 +160,20 @@ def test_bytes(name, tmp_path):
     assert made.metrics.bytes_down[0] == made.metrics.cohort_size[0] * 4 * d
 
 
+@pytest.mark.parametrize(
+    ("entry", "numbers", "bytes"),
+    [
+        # the place of one of 256 numbers needs a byte, of 257 two, of 65,537 three
+        ({"topk": 7}, 256, 7 * 5), ({"topk": 7}, 257, 7 * 6), ({"topk": 7}, 65_537, 7 * 7), ({"topk": 1}, 1, 5),
+        # 3, 7, 9 and 511 values
+        ({"qsgd": 1}, 80, 80 * 2 / 8 + 4), ({"qsgd": 3}, 80, 80 * 3 / 8 + 4), ({"qsgd": 4}, 80, 80 * 4 / 8 + 4),
+        ({"qsgd": 255}, 80, 80 * 9 / 8 + 4),
+    ],
+)  # fmt: skip
+def test_bytes_by_hand(entry, numbers, bytes):
+    assert make(entry, "train.upload", STEPS).wire_bytes(numbers, 4.0 * numbers) == bytes
+
+
 def test_noise_after_compression_is_sent_whole(tmp_path):
     made = run(tmp_path, train__upload=[{"clip": 1.0}, {"topk": 3}, {"noise": 0.1}])
     assert made.metrics.bytes_up.tolist() == made.metrics.bytes_down.tolist()
@@ -168,6 +184,7 @@ def test_noise_after_compression_is_sent_whole(tmp_path):
     [
         ([{"clip": 0}], r"train\.upload=clip can't be made: .*norm must be above 0, not 0"),
         ([{"topk": 2.5}], "k must be a whole number, or a fraction between 0 and 1"),
+        ([{"topk": 1.5}], "k must be a whole number, or a fraction between 0 and 1"),
         ([{"qsgd": 0}], "levels must be a whole number"),
         ([{"quantize": 17}], "bits must be a whole number from 1 to 16"),
         ([{"noise": 1.0}, {"clip": 1.0}], "put a clip before it"),

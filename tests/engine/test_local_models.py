@@ -71,3 +71,15 @@ def test_they_are_as_they_were_before_the_steps_of_an_upload(tmp_path):
 def test_a_round_that_there_is_not(tmp_path):
     with pytest.raises(UserError, match=r"run\.local_models_in: round 7 is beyond the last one, 3"):
         run(tmp_path, run__local_models_of=[1], run__local_models_in=[7], run__rounds=3)
+
+
+def test_rounds_that_are_over_are_refused(tmp_path):
+    keys = {"run__rounds": 2, "train__cohort_size": None}
+    run(tmp_path, **keys)
+    with pytest.raises(UserError, match=r"local_models_in: round 1 of the run in .* is over"):
+        run(tmp_path, **keys, run__local_models_of=[0], run__local_models_in=[1])
+    longer = keys | {"run__rounds": 4, "run__local_models_of": [0], "run__local_models_in": [3]}
+    assert len([*(run(tmp_path, **longer).folder / "local").rglob("*.safetensors")]) == 1
+    assert run(tmp_path, **longer).status == "completed"
+    with pytest.raises(UserError, match="round 3 of the run"):
+        run(tmp_path, **longer | {"run__local_models_of": [0, 1]})

@@ -38,7 +38,9 @@ def test_evaluate_takes_one(tmp_path):
     assert sorted(each.name for each in (made.folder / "personal").iterdir()) == [
         "client-0.safetensors", "client-2.safetensors",
     ]  # fmt: skip
-    with pytest.raises(UserError, match=r"no personal model of client 1: run\.personal_models_of names those"):
+    with pytest.raises(
+        UserError, match=r"no personal model of client 1, but of 2 clients: run\.personal_models_of names those"
+    ):
         RunResult(made.folder, made.module).client_model(1)
     source = small_source()
     found = evaluate(

@@ -208,9 +208,10 @@ def test_what_phases_keep_is_not_taken_for_that_of_another_attempt(tmp_path: Pat
     assert model(f"{__name__}:Confusing") != model("local")
 
 
-class NoPool:
-    def __init__(self, worker: Worker) -> None:
-        self.slots = 1
+class NoPool(LocalPool):
+    """What it lacks is needed by some algorithms only, and in later rounds."""
+
+    keep = property()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ class NoPool:
     [
         ("locl", "engine.kind must be 'ray' or 'local', or your own as .* .did you mean 'local'"),
         ("nothing.py:Pool", "engine.kind=nothing.py:Pool: can't read the file .*nothing.py"),
-        (f"{__name__}:NoPool", "is no pool: it has no 'task_fraction'"),
+        (f"{__name__}:NoPool", "is no pool: it has no 'keep'"),
     ],
 )
 def test_an_engine_that_is_none_is_told(kind: str, message: str, tmp_path: Path):

@@ -128,6 +128,16 @@ def test_the_length_follows_the_median():
     assert kstest(np.array(noisy) * 20, "norm").pvalue > 0.001
 
 
+def test_the_two_noises_of_a_round_are_two(monkeypatch):
+    drawn, generator = [], Mechanism._generator
+    monkeypatch.setattr(Mechanism, "_generator", lambda *given: drawn.append(given[1:]) or generator(*given))
+    made = mechanism(adaptive=True)
+    for number in (1, 2):
+        made.mean(torch.zeros(3), 2.0, number)
+        made.next_clip(2.0, 20, 40, number)
+    assert len({generator(made, *each).initial_seed() for each in drawn}) == len(drawn) == 4
+
+
 def test_independent_participation():
     present = np.arange(50) * 3
     drawn = [draw_independently(present, 0.3, 5, r) for r in range(1, 2001)]

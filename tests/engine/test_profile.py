@@ -10,7 +10,7 @@ import torch
 from small_runs import opened_run, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedray.core.clock import Clock
+from fedray.core.stopwatch import Stopwatch
 from fedray.tracking.columns import PURPOSES
 
 
@@ -83,7 +83,7 @@ def test_every_backward_pass_counts_as_one(algorithm, tmp_path, monkeypatch):
     for found in opened_run(tmp_path, algorithm):
 
         def watched(*args, **options):
-            purposes.append(found.worker.clients.clock._purposes[-1])  # noqa: B023
+            purposes.append(found.worker.clients.stopwatch._purposes[-1])  # noqa: B023
             return plain(*args, **options)
 
         monkeypatch.setattr(torch.autograd, "grad", watched)
@@ -94,11 +94,11 @@ def test_every_backward_pass_counts_as_one(algorithm, tmp_path, monkeypatch):
 def test_a_clock_counts_what_is_timed_within_something_else_once(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    clock = Clock()
-    with clock.on("outer"):
-        with clock.on("inner"):
+    stopwatch = Stopwatch()
+    with stopwatch.on("outer"):
+        with stopwatch.on("inner"):
             pass
-        with clock.on("inner"):
+        with stopwatch.on("inner"):
             pass
-    assert clock.take() == {"outer": 1.0 + 4.0 + 16.0, "inner": 2.0 + 8.0}
-    assert clock.take() == {}
+    assert stopwatch.take() == {"outer": 1.0 + 4.0 + 16.0, "inner": 2.0 + 8.0}
+    assert stopwatch.take() == {}

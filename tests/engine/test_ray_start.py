@@ -137,6 +137,33 @@ def test_an_error_does_not_wait_for_ray(tmp_path: Path) -> None:
     assert not left_of(child.pid)
 
 
+def test_runs_at_the_same_time_share_the_connection(tmp_path: Path) -> None:
+    """Whoever has made it may end first; the last one closes it."""
+    keys = {**SETTINGS, "run.rounds": 2, "engine.kind": "ray", "engine.actors": 1}
+    keys |= {"engine.cpus_per_actor": 0.1, "engine.server_cpus": 0.1, "engine.start_timeout": 300}
+    program = (
+        "import ray; from fedray import Simulation, simulate\n"
+        f"keys = {keys}\n"
+        "first, second = (Simulation(keys | {'run.name': name}) for name in ('first', 'second'))\n"
+        "first.step()\n"
+        "simulate(keys | {'run.name': 'elsewhere', 'engine.address': '10.1.2.3:6379'})\n"
+        "second.step()\n"
+        "first.step()\n"
+        "first.close()\n"
+        "print(ray.is_initialized())\n"
+        "second.step()\n"
+        "second.close()\n"
+        "print(ray.is_initialized(), first.result.summary['model_sha256'] == second.result.summary['model_sha256'])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as child:
+        out, err = child.communicate(timeout=280)
+    assert out.split() == ["True", "False", "True"], err
+    assert "FedrayWarning: engine.address=10.1.2.3:6379 is not used: this process is connected to the Ray" in err
+    assert not left_of(child.pid)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

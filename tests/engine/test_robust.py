@@ -13,15 +13,16 @@ from scipy.stats import norm
 from small_runs import Normed, run
 from torch import nn
 
-from fedray import UserError
+from fedray import UserError, simulate
 from fedray.algorithms import Result, Upload
 from fedray.algorithms.fedavg import FedAvg
 from fedray.core.vectors import Layout, Model
 from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import PartialSum, PhaseResult
 from fedray.robust import RULES
-from fedray.robust.attacks import Attack
-from fedray.testing.contracts import assert_same
+from fedray.robust.attacks import Attack, hidden
+from fedray.robust.rules.krum import best, distances
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 M, D = 11, 23
 U = np.random.default_rng(4).normal(size=(M, D)) * np.linspace(0.3, 2, M)[:, None] + np.linspace(-1, 1, D)
@@ -90,6 +91,51 @@ def test_rules(kind, options, expected):
     np.testing.assert_allclose(made(kind, **options), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("odd", [np.inf, np.nan, 3.3e38])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("geometric_median", {}), ("norm_bound", {"norm": 3.0}), ("centered_clip", {"tau": 2.0})]
+)
+def test_a_client_that_sends_no_finite_numbers_has_no_say(kind, options, odd):
+    rows, others = U.copy(), np.delete(U, 4, axis=0)
+    rows[4, ::2] = odd
+    found = made(kind, rows, **options)
+    if not np.isfinite(odd):
+        zeroed = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0)
+        of_others = {"rows": others, "weights": np.delete(P, 4) / np.delete(P, 4).sum()}
+        expected = made(kind, **options, **(of_others if kind == "geometric_median" else {"rows": zeroed}))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.isfinite(found).all()
+
+
+def test_running_statistics_are_averaged_whatever_is_clipped(tmp_path):
+    """centered_clip goes on from what it gave before, which would lead variances below zero in later rounds."""
+    keys = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    keys |= {"algorithm.name": "fedavg", "run.output": str(tmp_path), "run.rounds": 2}
+    keys |= {"train.aggregation": {"kind": "centered_clip", "tau": 1e-9}}
+    still = dict(simulate(keys, data=small_source(), model=Normed).model().state_dict())
+    plain = keys | {"train.lr": 1e-12, "train.aggregation": {"kind": "mean"}, "train.weighting": "uniform"}
+    expected = dict(simulate(plain | {"run.name": "plain"}, data=small_source(), model=Normed).model().state_dict())
+    # BatchNorm's statistics hardly depend on how a client trains the layer before it here
+    for name in ("norm.running_mean", "norm.running_var"):
+        assert not torch.equal(still[name], dict(Normed().state_dict())[name])
+        torch.testing.assert_close(still[name], expected[name], rtol=0.5, atol=0.3)
+    torch.testing.assert_close(still["last.weight"], expected["last.weight"], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("m", "f"), [(11, 0), (11, 2), (11, 4), (5, 1), (3, 0), (4, 2)])
+def test_order_of_krum(m, f):
+    """How many neighbours count decides the order, and at least one does."""
+    for rows in np.random.default_rng(m).standard_cauchy((50, m, 3)):
+        scores = krum_scores(rows, f)
+        found = scores[best(distances(torch.tensor(rows)), f)]
+        np.testing.assert_allclose(found, np.sort(scores), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("krum", 2 * 4 + 3), ("multi_krum", 2 * 4 + 3), ("bulyan", 4 * 4 + 3)])
+def test_how_many_clients_a_rule_needs(kind, least):
+    assert RULES[kind](f=4).least() == least
+
+
 def test_median_of_an_even_number():
     np.testing.assert_allclose(made("median", U[:10], P[:10]), np.median(U[:10], axis=0), rtol=1e-5, atol=1e-6)
 
@@ -143,6 +189,7 @@ def test_attacks_on_uploads():
         ("sign_flip", None): (-U[2], -U[7]), ("sign_flip", 3.0): (-3 * U[2], -3 * U[7]),
         ("alie", None): [mean - z * deviation] * 2, ("alie", 1.5): [mean - 1.5 * deviation] * 2,
         ("ipm", None): [-0.5 * mean] * 2, ("ipm", 2.0): [-2 * mean] * 2,
+        ("backdoor", None): (U[2], U[7]), ("backdoor", 3.0): (3 * U[2], 3 * U[7]),
     }  # fmt: skip
     for (kind, strength), expected in cases.items():
         found = attacked(kind, strength)
@@ -151,7 +198,17 @@ def test_attacks_on_uploads():
     noise = attacked("noise", 3.0)[[2, 7]]
     assert noise.std() == pytest.approx(3.0, rel=0.3)
     assert (attacked("noise", 3.0)[[2, 7]] == noise).all()
+    np.testing.assert_allclose(noise, 3 * attacked("noise")[[2, 7]], rtol=1e-6)
     assert (attacked("alie", byzantine=[10 * i for i in range(M)]) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("members", "attackers", "share"),
+    [(50, 12, 24 / 38), (10, 5, 4 / 5), (10, 6, 3 / 4), (300, 150, 0.99), (4, 3, 0.01)],
+)
+def test_how_far_attackers_can_hide(members, attackers, share):
+    """As in the paper's Algorithm 3 with 50 clients, 12 of them corrupt; at the ends the quantile is a finite one."""
+    assert hidden(members, attackers) == pytest.approx(norm.ppf(share))
 
 
 ROBUST = [
@@ -273,6 +330,14 @@ def test_what_is_left_of_a_cohort_may_be_too_few(algorithm, tmp_path):
     assert all(f"round {number}: " in log and "the server's model stays as it is" in log for number in few)
     losses = [None, *made.metrics.test_loss]
     assert [losses[r] == losses[r - 1] for r in range(2, 9)] == [r in few for r in range(2, 9)]
+
+
+def test_clients_of_such_a_round_keep_what_they_had(tmp_path):
+    """Nothing of what they sent was used, so a step must not count it as sent."""
+    keys = {"train__aggregation": {"kind": "trimmed_mean", "b": 4}, "system__dropout": 0.6, "run__rounds": 3}
+    made = run(tmp_path, train__cohort_size=9, train__upload=[{"topk": 0.1}], run__checkpoint_every=1, **keys)
+    assert (made.metrics.cohort_size < 9).all()
+    assert not [*(made.folder / "checkpoints").rglob("client-*")]
 
 
 def test_an_attack_on_gathered_uploads(tmp_path):

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fedray import UserError
 from fedray.config import load
 from fedray.core.seeds import Purpose, stream
+from fedray.engine.selection import SECONDS, UTILITY, Selection
 from fedray.experiment.cohorts import draw_cohort
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
@@ -133,6 +134,40 @@ def check_oort(made_with, rounds, most=math.inf, alpha=2.0):
         if most < math.inf:
             took |= dict(zip(rows.client, rows.virtual_seconds, strict=True))
     return slow
+
+
+def oort_of(known, clients=1000, count=50, **sampling):
+    """The choice of Oort among clients of one sample each, of which those of ``known`` have taken part in round 1 with
+    the useful losses that it tells, by client."""
+    columns = {UTILITY: dict(known), SECONDS: sampling.pop("took", {})}
+    server = SimpleNamespace(column=columns.__getitem__, last_round=np.ones(clients, int))
+    state = SimpleNamespace(server=server, sizes=np.ones(clients, int), order=SimpleNamespace(cohort=None))
+    config = SimpleNamespace(run=SimpleNamespace(seed=3))
+    settings = SimpleNamespace(kind="oort", seconds=sampling.get("seconds"), alpha=sampling.get("alpha"))
+    experiment = SimpleNamespace(config=config, sampling=settings, clients_drawn=count)
+    return Selection(experiment, state, None, None)
+
+
+@pytest.mark.parametrize(
+    ("number", "known", "new"),
+    [(1, 500, 45), (2, 500, 44), (11, 500, 37), (100, 500, 10), (2, 3, 47), (2, 995, 5), (1, 0, 50)],
+)
+def test_how_many_of_oorts_clients_are_new(number, known, new):
+    chosen, why = oort_of(dict.fromkeys(range(known), 1.0)).choose(number)
+    assert len(set(chosen.tolist())) == 50
+    assert (chosen >= known).sum() == new == sum(math.isnan(utility) for utility in why.values())
+
+
+def test_oort_cuts_what_is_far_more_useful():
+    known = dict.fromkeys(range(100), 1.0) | {0: 1e6}
+    seen = [oort_of(known, clients=100, count=1).choose(number)[0].item() for number in range(1, 401)]
+    assert seen.count(0) < 20
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(None, 0.25), (1.5, 0.5**1.5)])
+def test_oorts_slow_clients_count_less(alpha, expected):
+    made = oort_of({1: 8.0, 2: 8.0, 3: 8.0}, took={1: 1.0, 2: 0.5}, seconds=0.5, alpha=alpha)
+    assert [made._utility(client, 1) for client in (1, 2, 3)] == pytest.approx([8 * expected, 8, 8])
 
 
 @pytest.mark.parametrize("system", [{}, SLOW], ids=["alike", "slow"])

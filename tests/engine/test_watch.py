@@ -10,7 +10,7 @@ import ray
 
 from fedray.engine.ray import actors, watch
 from fedray.engine.ray.actors import Member
-from fedray.engine.ray.watch import Sent, Watch
+from fedray.engine.ray.watch import TaskInFlight, Watch
 from fedray.engine.tasks import EvalTask, PhaseTask
 
 LIMIT, PATIENCE = 15.0, 120.0
@@ -28,14 +28,14 @@ class Scene:
         self.now, self.running = 1000.0, 0
         monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.lines: list[str] = []
-        self.repeated: list[Sent] = []
+        self.repeated: list[TaskInFlight] = []
         self.lost: list[Member] = []
         progress = SimpleNamespace(remote=lambda: ray.put(self.running))
         self.members = [
             Member(SimpleNamespace(progress=progress), host, host, 1, heard=self.now) for host in ("one", "two")
         ]
         self.owing: set[str] = set()
-        self.sent: dict[Any, Sent] = {"result": Sent(self.members[0], phase_task(4), 0, at=self.now)}
+        self.sent: dict[Any, TaskInFlight] = {"result": TaskInFlight(self.members[0], phase_task(4), 0, at=self.now)}
         self.watch = Watch(
             lambda: self.members, self.sent, lambda: self.owing, self.lines.append, self.repeated.append,
             self.lost.append, LIMIT, PATIENCE,
@@ -113,7 +113,7 @@ def test_an_answer_that_was_lost(scene):
     assert scene.sent == {}
     assert scene.lost == []
     # nor does the next one: there is something wrong with this actor
-    scene.sent["other"] = Sent(scene.members[0], phase_task(2), 1, at=scene.now)
+    scene.sent["other"] = TaskInFlight(scene.members[0], phase_task(2), 1, at=scene.now)
     scene.pass_time(25, answers=True)
     assert scene.lost == [scene.members[0]]
 
@@ -122,13 +122,13 @@ def test_lost_answers_count_only_in_a_row(scene):
     scene.running = None
     scene.pass_time(25, answers=True)
     scene.watch.arrived(scene.members[0])
-    scene.sent["other"] = Sent(scene.members[0], phase_task(2), 1, at=scene.now)
+    scene.sent["other"] = TaskInFlight(scene.members[0], phase_task(2), 1, at=scene.now)
     scene.pass_time(25, answers=True)
     assert scene.lost == []
 
 
 def test_a_task_that_waits_behind_another_is_not_lost(scene):
-    scene.sent["next"] = Sent(scene.members[0], EvalTask(None, [], "test", 0, 9), 1, at=scene.now)
+    scene.sent["next"] = TaskInFlight(scene.members[0], EvalTask(None, [], "test", 0, 9), 1, at=scene.now)
     scene.pass_time(50, answers=True)
     assert scene.repeated == []
 
@@ -148,7 +148,7 @@ def test_one_that_takes_too_long(scene, idle):
 def test_what_waits_behind_a_task_that_is_late_is_done_elsewhere_too(scene):
     """In the time that both should take."""
     scene.members[0].learn(100.0, 5.0)
-    scene.sent["next"] = Sent(scene.members[0], phase_task(2), 1, at=scene.now)
+    scene.sent["next"] = TaskInFlight(scene.members[0], phase_task(2), 1, at=scene.now)
     scene.pass_time(13, answers=True, idle=True)
     assert [sent.number for sent in scene.repeated] == [0]
     scene.pass_time(8, answers=True, idle=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from client_stacks import SIZES, client_phase, data, trained
 from small_modules import AlwaysDropping, Dropping, Normed, made
+from torch import nn
 
 from fedray import simulate
 from fedray.algorithms import find_algorithm
@@ -78,3 +79,20 @@ def test_global_generators_are_neither_used_nor_advanced(algorithm, model, tmp_p
         assert torch.equal(torch.random.get_rng_state(), before[0])
         assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
     assert_same(*runs)
+
+
+def test_a_pass_whose_gradient_comes_later_has_the_modules_hooks_and_a_clients_own_draws():
+    module = nn.Sequential(nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 4))
+    module[0].bias.register_hook(lambda gradient: 0 * gradient)
+    module[0].weight.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+    network, samples = LoopNetwork(module, draws=True), data((12,), 10)
+    client = client_phase(network, samples, [10], LocalTraining(0, batch_size=5, local_steps=1))
+    at, batch = client.start("x"), next(iter(client.data.batches()))
+    before = torch.random.get_rng_state()
+    one, two = (client.objective.training_pass(at, batch).gradient(lambda outputs, losses: losses) for _ in range(2))
+    assert torch.equal(one, two)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    named = network.layout.unflatten(one[0])
+    assert not named["0.bias"].any()
+    assert named["0.weight"].std() > 0.5
+    assert torch.equal(one, client.objective.gradient(at, batch))

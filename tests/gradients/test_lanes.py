@@ -175,9 +175,9 @@ def test_a_recording_that_is_wrong_is_given_up(tmp_path, imitated, monkeypatch):
 
 def test_what_keeps_rows_apart():
     def found(rule: Any) -> str | None:
-        from fedray.core.clock import Clock
+        from fedray.core.stopwatch import Stopwatch
 
-        watch = RowByRow(3, Clock())
+        watch = RowByRow(3, Stopwatch())
         x = torch.randn(3, 64)
         with watch:
             rule(x)

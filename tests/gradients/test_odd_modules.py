@@ -30,6 +30,8 @@ from fedray.core.norms import unit_vectors
 from fedray.core.places import Places
 from fedray.core.seeds import Purpose, every_rng
 from fedray.gradients import recording
+from fedray.testing.contracts import SETTINGS as OF_CONTRACTS
+from fedray.testing.contracts import small_source
 from fedray.testing.pickling import pickling_workers
 from fedray.tracking.result import RunResult
 
@@ -259,3 +261,33 @@ def test_what_cannot_be_trained_is_one_line(tmp_path, name):
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_module_is_compiled_rightly_or_not_at_all(tmp_path, name, plain):
     assert_like_plain(run(tmp_path, name, engine__compile=True), plain(name), ZOO[name].coarse)
+
+
+class Overwriting(nn.Module):
+    """Writes into its inputs, which some algorithms use for a second gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(12, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.5
+        return self.out(self.body(x.mul_(2)).relu())
+
+
+class Careful(Overwriting):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.body((x - 0.5) * 2).relu())
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedsam", "mime", "perfedavg"])
+def test_inputs_are_the_same_in_every_pass(algorithm, vectorize, tmp_path):
+    keys = {key: value for key, value in OF_CONTRACTS.items() if not key.startswith("model.")}
+    keys |= {"algorithm.name": algorithm, "engine.vectorize": vectorize, "run.rounds": 2}
+
+    def model(module: type[nn.Module]) -> str:
+        place = {"run.output": str(tmp_path / module.__name__)}
+        return str(simulate(keys | place, data=small_source(), model=module).summary["model_sha256"])
+
+    assert model(Overwriting) == model(Careful)

@@ -358,3 +358,23 @@ def test_a_library_that_is_missing(library, bert, tokens, monkeypatch, tmp_path)
     keys = {"model__peft": {"kind": "lora", "r": 2}} if library == "peft" else {}
     with pytest.raises(UserError, match=rf"needs the library {library}: pip install 'fedray\[{library}\]'"):
         run(tmp_path, model__name=name, data=tokens if library != "timm" else images(), **KEYS, **keys)
+
+
+def test_a_subfolder_is_meant_for_the_configuration_and_for_the_weights(tmp_path, tokens):
+    for number, (folder, activation) in enumerate({"": "gelu", "inner": "relu"}.items()):
+        config = transformers.BertConfig(vocab_size=50, num_labels=3, hidden_act=activation, **SIZES)
+        torch.manual_seed(number)
+        transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / folder)
+    found = made(f"transformers:{tmp_path}", tokens, **{"model.subfolder": "inner"}).build_model()
+    weights = load_file(tmp_path / "inner" / "model.safetensors")
+    assert found.config.hidden_act == "relu"
+    assert torch.equal(found.classifier.weight, weights["classifier.weight"])
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("cache_dir", "model.cache_dir is for the library itself"), ("pretrained", "must be true or false, not 'no'")],
+)
+def test_options_of_the_library_that_would_be_lost(bert, tokens, key, message):
+    with pytest.raises(UserError, match=message):
+        made(f"transformers:{bert}", tokens, **{f"model.{key}": "no" if key == "pretrained" else "there"})

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -339,3 +340,76 @@ def test_torchscript_is_refused_in_one_line(make, which, tmp_path):
 def test_a_model_whose_arguments_cannot_be_read_is_one_line(tmp_path):
     with pytest.raises(UserError, match="must be a module, or a class or function that makes one, not Script"):
         run(tmp_path, {"model": torch.jit.script(F.relu)})
+
+
+def drawing(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none") * torch.rand(len(targets))
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def test_a_loss_that_draws_random_numbers_is_seeded(tmp_path):
+    runs = [trained(tmp_path / str(number), layers, loss=drawing) for number in range(2)]
+    assert_same(*runs)
+
+
+class Counting:
+    """A loss that weights its calls one after the other."""
+
+    calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(outputs, targets, reduction="none") * (1 + self.calls % 7)
+
+
+def test_a_loss_that_keeps_something_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the loss does not compute the same from the same numbers after another"):
+        trained(tmp_path, layers, loss=Counting())
+
+
+def own_weights() -> nn.Module:
+    module = layers()
+    with torch.no_grad():
+        module[0].weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=(8, FEATURES))))
+    module[0].weight.requires_grad_(False)
+    return module
+
+
+ONE = layers()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (own_weights, r"makes another 0\.weight each time: it must draw from the global generators"),
+        (lambda: ONE, "returns the same module each time"),
+    ],
+)
+def test_a_function_that_does_not_make_the_same_model_is_refused(model, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        trained(tmp_path, model)
+
+
+def trained(folder: Path, model: Any, **objects: Any) -> RunResult:
+    keys = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    keys |= {"algorithm.name": "fedavg", "run.rounds": 2, "run.output": str(folder)}
+    return simulate(keys, data=small_source(), model=model, **objects)
+
+
+class Scratch(nn.Module):
+    """Has memory that is written before it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("cache", torch.full((3,), float(np.random.default_rng().normal())), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def test_memory_that_is_not_saved_may_hold_anything(tmp_path):
+    assert trained(tmp_path, Scratch).status == "completed"

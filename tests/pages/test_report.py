@@ -61,6 +61,7 @@ def test_a_run_that_kept_less(tmp_path):
         (["file"], "file is no folder"),
         (["."], r"\. is no folder of a run, a sweep or a suite; to compare several runs: fedray compare"),
         (["unfinished"], "there is nothing to report of unfinished: the run has not ended"),
+        (["run", "--output", "run/metrics.csv"], r"--output: run/metrics.csv exists, and is no page: .* \.html"),
         (["run", "--output", "no/page.html"], "can't write no/page.html: No such file"),
         ([], "give the folder of a run, a sweep or a suite"),
     ],

@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from compared_runs import change, cut, diverge, other_input
+from compared_runs import change, cut, diverge, other_input, write_metrics
 from matplotlib.text import Text
 from pages import Page
 from scipy import stats
+from small_runs import run
 
 import fedray
 from fedray.cli.main import main
+from fedray.results.clients import distribution, last_scores
 from fedray.results.comparison_files import page_of, write
 from fedray.results.grouping import name_of_values
 from fedray.results.measure import Measure
@@ -78,6 +80,18 @@ def test_differences_are_those_of_equal_seeds_and_partitions(runs):
     line = changed.table.set_index(["environment", "group"]).loc[("alpha=0.1", "fedprox")]
     assert [float(each) for each in line["differences"].split()] == pytest.approx(wanted[:2])
     assert any("clients hold other samples" in note for note in changed.environments[0].notes)
+
+
+def test_runs_of_equal_seeds_in_one_group_are_paired_as_their_mean(runs):
+    """As runs from other initial weights are: which of them is read last must not decide."""
+    shutil.copytree(runs / "fedavg-0.1-0", runs / "another-fedavg")
+    path = runs / "another-fedavg/metrics.csv"
+    metrics = pd.read_csv(path)
+    write_metrics(path.parent, metrics.assign(test_accuracy=metrics.test_accuracy / 2))
+    other_input(path.parent, **{"initialisation of the model": "another"})
+    line = fedray.compare(runs).table.set_index(["environment", "group"]).loc[("alpha=0.1", "fedprox")]
+    finals = [pd.read_csv(runs / f"{name}-0.1-0/metrics.csv").test_accuracy.iloc[-1] for name in ("fedavg", "fedprox")]
+    assert float(line["differences"].split()[0]) == pytest.approx(finals[1] - 0.75 * finals[0])
 
 
 def test_what_it_took_to_reach_a_target(runs):
@@ -363,3 +377,29 @@ def test_pictures_for_a_paper(runs, tmp_path, capsys):
     tex = (tmp_path / "out" / "comparison.tex").read_text()
     labels = re.findall(r"\\label\{tab:[a-z0-9-]+\}", tex)
     assert len(set(labels)) == len(labels) == tex.count(r"\begin{table}")
+
+
+def test_personal_models_stand_beside_the_global_one(tmp_path):
+    """FedPer's global model has heads that nobody has trained, and its personal ones are what clients get."""
+    keys = {"run__eval_clients": "all", "run__finetune_steps": 2, "run__rounds": 3}
+    for algorithm in ("fedavg", "fedper"):
+        for seed in range(3):
+            run(tmp_path / f"{algorithm}-{seed}", algorithm=algorithm, run__seed=seed, **keys)
+    found = fedray.compare(tmp_path)
+    (environment,) = found.environments
+    (table,) = [each for each in tables_of(found, environment) if "single clients" in each.title]
+    names = ["fedavg", "fedavg, fine-tuned", "fedper", "fedper, personal models", "fedper, fine-tuned"]
+    assert sorted(table.cells[""]) == sorted(names)
+    finals = [
+        pd.read_csv(path)["clients_personal_accuracy_mean"].iloc[-1] for path in tmp_path.glob("fedper-*/*/metrics.csv")
+    ]
+    line = next(row for row in environment.rows if row["group"] == "fedper")
+    assert line["clients_personal_mean"] == pytest.approx(np.mean(finals))
+    shown = table.cells.set_index("").loc["fedper, personal models", "mean over clients, %"]
+    assert shown.startswith(f"{100 * np.mean(finals):.2f} ±")
+    assert any(note.startswith("the global model of fedper has initial values") for note in environment.notes)
+    best = np.sort(
+        [np.sort(last_scores(path.parent)["personal_accuracy"]) for path in tmp_path.glob("fedper-*/*/metrics.csv")]
+    )
+    group = next(each for each in environment.groups if each.label == "fedper")
+    assert distribution(group.runs, found.measure)[0] == pytest.approx(best[:, 0].mean())

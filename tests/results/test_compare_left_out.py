@@ -56,6 +56,16 @@ def test_folders_that_cannot_be_compared_are_named_and_left_out(runs):
     assert "fedprox-0.1-1" not in {each.folder.name for each in fedray.compare(runs, any_version=True).left_out}
 
 
+def test_a_sweep_that_was_set_aside_is_left_out_with_all_its_runs(runs):
+    shutil.copytree(runs / "fedavg-0.1-0", runs / "sweep.bak-1" / "winners" / "fedavg" / "seed-7")
+    found = fedray.compare(runs)
+    assert {each.folder.name: each.reason for each in found.left_out} == {
+        "sweep.bak-1": "it was set aside by run.resume=false or tune.resume=false"
+    }
+    assert found.table["runs"].sum() == 12
+    assert len(fedray.compare(runs / "sweep.bak-1").table) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "reason"),
     [

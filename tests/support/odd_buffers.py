@@ -229,3 +229,14 @@ class OwnBatchNorm(Ours):
 
     def between(self, h: Tensor) -> Tensor:
         return F.batch_norm(h, self.mean, self.var, training=self.training)
+
+
+@odd(refused="changes the type of its buffer kept from torch.int64 to torch.float32")
+class ChangingType(WithBuffer):
+    """A mean that was registered as a whole number."""
+
+    value = torch.tensor(0)
+
+    def between(self, h: Tensor) -> Tensor:
+        self.kept = 0.9 * self.kept + 0.1 * h.detach().mean()
+        return h

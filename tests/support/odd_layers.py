@@ -34,7 +34,7 @@ def double_module() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)).double()
 
 
-@odd(refused="can't take inputs")
+@odd(refused="has parameters of float64, which are trained as float32")
 class DoublePart(Ours):
     """Computes a part in float64, with a layer of that type."""
 
@@ -44,6 +44,19 @@ class DoublePart(Ours):
 
     def between(self, h: Tensor) -> Tensor:
         return self.fine(h.double()).float()
+
+
+@odd(refused="its attribute turned is a view of its parameter ")
+class ViewKept(Ours):
+    """Keeps a view of a parameter, which plain torch would train along with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine = nn.Linear(8, 8)
+        self.turned = [self.fine.weight.t()]
+
+    def between(self, h: Tensor) -> Tensor:
+        return h @ self.turned[0]
 
 
 @odd()

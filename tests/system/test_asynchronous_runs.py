@@ -7,12 +7,16 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from command_runs import refused
 from safetensors.numpy import load_file
+from small_runs import Normed
 
 from fedray import UserError, simulate
 from fedray.config import load
+from fedray.core.vectors import Layout
 from fedray.engine.asynchronous import asynchronous_of
+from fedray.engine.state.pending import Pending
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
@@ -34,6 +38,24 @@ def table(result):
 
 def flat(path):
     return np.concatenate([value.ravel() for _, value in sorted(load_file(path).items())]).astype(np.float64)
+
+
+def test_running_statistics_are_averaged():
+    """And not moved like parameters, which would lead variances below zero. The server's have the weight that is left,
+    and counts grow by what each client has counted."""
+    layout = Layout(Normed())
+    begun, now = (layout.model(torch.rand(layout.row_width) + 1) for _ in range(2))
+    sent = [layout.model(torch.rand(layout.row_width)) for _ in range(2)]
+    pending, weights = Pending(layout), (0.4, 0.3)
+    for weight, each in zip(weights, sent, strict=True):
+        pending.add(3, "y", layout.model(weight * each.row), weight, begun)
+    pending.restore(dict(pending.vectors()), {})
+    row, total = pending.take(3, now)["y"].row, sum(w * each.row for w, each in zip(weights, sent, strict=True))
+    buffers = slice(layout.width, layout.width + 14)
+    torch.testing.assert_close(row[: layout.width], (now.row + total - 0.7 * begun.row)[: layout.width])
+    torch.testing.assert_close(row[buffers], (0.3 * now.row + total)[buffers])
+    (count,) = layout.whole_numbers
+    torch.testing.assert_close(row[count], (now.row + total - 2 * begun.row)[count])
 
 
 @pytest.mark.parametrize(("staleness", "weighting"), [("polynomial", "samples"), ("constant", "uniform")])

@@ -31,7 +31,7 @@ def test_comparisons_and_pages(capsys):
     done("run.name=fast", *TIMED, "run.targets=[0.3]")
     done("run.name=slow", *TIMED, "run.targets=[0.3]", "system.flops_per_second=1e8")
     capsys.readouterr()
-    assert main(["compare", "runs", "--out", "compared", "--x", "virtual_seconds", "--target", "0.3"]) == 0
+    assert main(["compare", "runs", "--output", "compared", "--x", "virtual_seconds", "--target", "0.3"]) == 0
     shown = capsys.readouterr().out
     assert "virtual" in shown
     assert "joules" in shown
@@ -41,19 +41,19 @@ def test_comparisons_and_pages(capsys):
     assert sorted(table["joules"]) == sorted(row.joules for row in metrics.values())
     target = json.loads(Path("runs/slow/summary.json").read_text())["targets"]["0.3"]
     assert target["virtual_seconds"] > 0.5
-    assert main(["report", "runs/slow", "--out", "page.html"]) == 0
+    assert main(["report", "runs/slow", "--output", "page.html"]) == 0
     page = Path("page.html").read_text()
     assert "accuracy, % over virtual seconds: test_accuracy" in page
     assert "accuracy, % over joules: test_accuracy" in page
-    assert main(["compare", "runs", "--out", "energy", "--x", "joules"]) == 0
+    assert main(["compare", "runs", "--output", "energy", "--x", "joules"]) == 0
 
 
 def test_without_a_clock_there_is_no_column(capsys):
     done()
     capsys.readouterr()
-    assert main(["compare", "runs", "--out", "compared"]) == 0
+    assert main(["compare", "runs", "--output", "compared"]) == 0
     assert "virtual" not in capsys.readouterr().out
-    line = refused(capsys, "runs", "--out", "other", "--x", "virtual_seconds", command="compare", base=[])
+    line = refused(capsys, "runs", "--output", "other", "--x", "virtual_seconds", command="compare", base=[])
     assert "virtual_seconds" in line
 
 

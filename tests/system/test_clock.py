@@ -63,6 +63,16 @@ def test_gone_in_the_second_phase():
     assert found.trained.all()
 
 
+def test_a_phase_at_the_server_alone_needs_no_client():
+    """Who has sent everything may go, and no deadline is waited for again."""
+    phases = [PhaseCost("train", 125_000, 250_000, np.full(5, 1e6)), PhaseCost("score", 0, 0, np.zeros(5))]
+    times = Listed([[0]] * 5, [[500]] * 4 + [[5.5]])
+    found = ask(clock(availability=times, phases=phases, deadline_seconds=6.5), beside={"score": 20.0})
+    assert found.outcomes == ["used", "used", "late", "used", "used"]
+    assert found.duration == 20.0
+    assert ask(clock(availability=times, phases=phases, deadline_seconds=6.5)).duration == 6.5
+
+
 def test_a_round_without_anybody_does_not_wait_for_the_server():
     times = Listed([[100]] * 5, [[200]] * 5)
     assert ask(clock(availability=times, deadline_seconds=30), beside={"score": 100.0}).duration == 30

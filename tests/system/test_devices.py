@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command_runs import refused
 
+from fedray import simulate
 from fedray.config import load
 from fedray.system.availability import availability_of
 from fedray.system.devices import devices_of, profiles
@@ -169,3 +170,24 @@ def test_a_deadline_that_nobody_can_meet(capsys):
         "0.251 s for 31,400 bytes down + 0 s for 6.02e+07 FLOPs + 0.1 s + 2.51 s for 31,400 up"
     )
     assert "in phase gradients" in refused(capsys, *keys, "algorithm.name=mime", "system.deadline_seconds=2")
+
+
+def test_a_deadline_that_nobody_can_meet_together(tmp_path):
+    """A client alone needs 2 x 0.251 s, but ten together share the connection: each gets 0.1 Mbit/s of it."""
+    keys = {
+        "data.source": "sample",
+        "data.clients": 20,
+        "train.cohort_size": 10,
+        "train.local_steps": 1,
+        "run.rounds": 1,
+    }
+    keys |= {"algorithm.name": "fedavg", "model.name": "logistic", "engine.kind": "local", "run.output": str(tmp_path)}
+    clock = {"system.server_mbps": 1.0, "system.deadline_seconds": 5.0}
+    made = simulate(keys | clock)
+    line = next(line for line in (made.folder / "log.txt").read_text().splitlines() if "fastest clients" in line)
+    assert line.endswith(
+        "warning: if the 10 fastest clients begin together and share system.server_mbps=1, the first answers after "
+        "5.024 s, and system.deadline_seconds=5: rounds will have nobody"
+    )
+    assert made.metrics.cohort_size.tolist() == [0]
+    assert made.metrics.virtual_seconds.tolist() == [5.0]

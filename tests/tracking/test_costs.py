@@ -198,11 +198,18 @@ def test_pfedmos_extras_with_epochs(tmp_path):
     assert metrics["flops"].tolist() == expected
 
 
+def test_further_steps_of_unequal_clients(tmp_path):
+    """FedRep's three further steps of a head have batches of 4, 4 and 3 samples, however many steps an epoch has."""
+    keys = {"train__local_steps": None, "train__local_epochs": 2, "algorithm__head_steps": 3}
+    metrics = run(tmp_path, "fedrep", **keys).metrics
+    assert metrics["flops"].tolist() == cumulative(FORWARD * (3 * 2 * sum(SIZES) + 3 * 3 * (4 + 4 + 3)))
+
+
 def test_loads():
     """Batches of 4 from 10, 6 and 3 samples make 3, 2 and 1 steps an epoch; a client without samples does not count."""
     epochs = LocalTraining(seed=0, batch_size=4, local_steps=None, local_epochs=2)
-    assert [load_of(n, epochs) for n in SIZES] == [Load(10, 6, 20), Load(6, 4, 12), Load(3, 2, 6)]
-    assert mean_load([*SIZES, 0], epochs) == Load(19 / 3, 4, 38 / 3)
+    assert [load_of(n, epochs) for n in SIZES] == [Load(10, 6, 20, 4), Load(6, 4, 12, 4), Load(3, 2, 6, 3)]
+    assert mean_load([*SIZES, 0], epochs) == Load(19 / 3, 4, 38 / 3, 11 / 3)
     steps = LocalTraining(seed=0, batch_size=4, local_steps=5)
-    assert mean_load(SIZES, steps) == Load(19 / 3, 5, 5 * (4 + 4 + 3) / 3)
-    assert load_of(10, LocalTraining(seed=0, batch_size=None, local_steps=5)) == Load(10, 5, 50)
+    assert mean_load(SIZES, steps) == Load(19 / 3, 5, 5 * (4 + 4 + 3) / 3, 11 / 3)
+    assert load_of(10, LocalTraining(seed=0, batch_size=None, local_steps=5)) == Load(10, 5, 50, 10)

@@ -12,7 +12,7 @@ import pytest
 from small_runs import run
 from sweeps_on_ray import go
 
-from fedray import UserError, simulate_many
+from fedray import UserError, simulate, simulate_many
 from fedray.experiment.custom import CustomObjects
 from fedray.loggers import prepare
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
@@ -51,6 +51,13 @@ def mlflow_runs(uri: str, experiment: str) -> list[Any]:
 def test_no_logger_changes_a_bit(tmp_path, places):
     plain = run(tmp_path / "plain", "fedprox", run__rounds=ROUNDS)
     assert_same(plain, logged(tmp_path / "logged", {"mlflow": places}, "wandb", "trackio"))
+
+
+def test_a_finished_run_is_sent_nowhere(tmp_path, places, capsys):
+    keys = {**SETTINGS, "run.rounds": 1, "run.output": str(tmp_path)}
+    simulate(keys, data=small_source(), verbose=True)
+    simulate(keys | {"run.loggers": [{"mlflow": places}]}, data=small_source(), verbose=True)
+    assert "is finished already; nothing more is sent to run.loggers" in capsys.readouterr().out
 
 
 def test_mlflow_shows_a_run_once_through_a_stop(tmp_path, places):

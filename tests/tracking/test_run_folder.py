@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 from torch import nn
 
-from fedray import simulate
+from fedray import UserError, evaluate, simulate
+from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
 from fedray.engine.evaluation.evaluator import samples_of_pass
 from fedray.experiment.custom import CustomObjects
@@ -24,6 +27,7 @@ from fedray.experiment.resolve import resolve
 from fedray.models.inspection import ModelFacts
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.columns import TAGS
+from fedray.tracking.failure import write_failure
 from fedray.tracking.result import RunResult
 
 OF_SHARES = [
@@ -265,3 +269,56 @@ def test_hyper_parameters_and_final_figures(finished, events):
     assert events.Scalars("final/best_accuracy")
     (final,) = events.Scalars("final/final_accuracy")
     assert final.value == pytest.approx(finished.summary["final_accuracy"])
+
+
+class Trusting(FedAvg):
+    """Its server knows something of clients, from a later round on."""
+
+    trusted: Any = staticmethod(lambda cohort: [1] * len(cohort.ids))
+
+    def server_update(self, server: Any, phase: str, sums: Any, scalars: Any) -> None:
+        super().server_update(server, phase, sums, scalars)
+        if server.round > 2:
+            server.client_scalars["trust"] = self.trusted(server.cohort)
+
+
+def run_with(algorithm: type[FedAvg], folder: Path, **keys: Any) -> RunResult:
+    settings = {**SETTINGS, "run.output": str(folder), "run.rounds": 4, "run.checkpoint_every": 1, **keys}
+    return simulate(settings, data=small_source(), algorithm=algorithm)
+
+
+def test_a_column_may_begin_in_a_later_round(tmp_path):
+    """However many files the table has, and also if nobody answered in the first rounds."""
+    clients = run_with(Trusting, tmp_path).clients
+    assert clients[clients["round"] > 2].trust.tolist() == [1.0] * 10
+    assert clients[clients["round"] <= 2].trust.isna().all()
+    silent = {"system.dropout": 0.8, "train.cohort_size": 1, "run.rounds": 12, "run.seed": 1, "run.name": "silent"}
+    made = run_with(Trusting, tmp_path, **silent)
+    assert made.metrics.cohort_size.iloc[0] == 0
+    assert made.clients.loss.notna().sum() == made.metrics.cohort_size.sum() > 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda cohort: [1.0], lambda cohort: 0.5, lambda cohort: dict.fromkeys(cohort.ids, 1.0)]
+)
+def test_what_is_no_column_of_clients_is_one_line(tmp_path, wrong):
+    with pytest.raises(UserError, match=r"server\.client_scalars\['trust'\] of round 3 must have a number for each of"):
+        run_with(type("Wrong", (Trusting,), {"trusted": staticmethod(wrong)}), tmp_path)
+
+
+def test_the_best_model_of_a_run_that_was_extended(tmp_path):
+    """The last round of the shorter run was evaluated, and may be the best, though the longer run would not do that."""
+    keys = {"algorithm": "fedavg", "run__save_best": True, "run__eval_every": 2, "train__lr": 2.0}
+    found = set()
+    for seed in range(4):
+        for rounds in (3, 4):
+            made = run(tmp_path / str(seed), run__seed=seed, run__rounds=rounds, **keys)
+        best = evaluate(made.folder / "model-best.safetensors", data=small_source()).metrics["accuracy"]
+        assert best == made.summary["best"]
+        found.add(made.metrics.test_accuracy.idxmax())
+    assert 2 in found
+
+
+def test_a_folder_that_is_no_run_folder_yet_stays_empty(tmp_path):
+    write_failure(tmp_path, OSError("no room"))
+    assert [*tmp_path.iterdir()] == []

@@ -57,6 +57,23 @@ DECIDED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {}, "shards: 6 of 300 samples are not used",
     ),
     "a key without effect": ({"data__least_test_samples": 5}, {}, "data.least_test_samples=5 changes nothing"),
+    "a key that another one leaves without effect": (
+        {"run__checkpoint_every": 0, "run__keep_checkpoints": 5}, {}, "run.keep_checkpoints=5 changes nothing, as run."
+    ),
+    "samples that count twice": (
+        {"train__weighting": "samples", "train__sampling": "weighted"}, {},
+        "train.weighting=samples: with train.sampling=weighted clients are drawn by their samples already",
+    ),
+    "another rule than the paper's": (
+        {"algorithm__name": "feddyn", "train__weighting": "samples"}, {},
+        "train.weighting=samples: the paper's rule of feddyn has uniform weights",
+    ),
+    "a window that never ends": (
+        {"algorithm__name": "ghbm", "algorithm__tau": 3, "run__rounds": 3}, {}, "algorithm.tau=3 is not less than the 3"
+    ),
+    "a constant that is not used": (
+        {"algorithm__name": "fedtrip", "algorithm__xi_const": 5}, {}, "algorithm.xi_const=5 changes nothing"
+    ),
     "an algorithm's advice": (
         {"algorithm__name": "fednag", "train__momentum": 0.5}, {}, "train.momentum=0.5: the paper's clients have none"
     ),

@@ -114,6 +114,22 @@ def test_the_first_values_come_first_and_only_where_they_are_searched(tmp_path):
         study(storage, first=[{"a.x": 7, "a.k": "q"}])
 
 
+def test_a_part_of_a_grid_is_from_all_of_it(tmp_path):
+    """The first combinations would all have the first values. More trials go on with what is left."""
+    space = read_space({"a.x": {"choice": [0, 1, 2]}, "a.y": {"choice": [0, 1, 2, 3]}, "a.k": {"choice": ["p", "q"]}})
+    tried = []
+    for most, count in ((6, 6), (24, 18)):
+        with kept(tmp_path / "j.log") as storage:
+            found = study(storage, space, sampler="grid", seed=1, most=most)
+            for _ in range(count):
+                asked = found.ask()
+                found.complete(asked.number, [0.0])
+                tried.append(tuple(asked.values.values()))
+            assert len(found.trials) == most
+    assert all(len(set(values)) > 1 for values in zip(*tried[:6], strict=True))
+    assert len(set(tried)) == 24
+
+
 def test_a_grid_is_tried_whole_and_once(tmp_path):
     with kept(tmp_path / "j.log") as storage:
         found = study(storage, GRID, sampler="grid", first=[{"a.x": 1, "a.k": "p"}])
@@ -170,6 +186,23 @@ def test_what_failed_comes_before_what_is_queued(tmp_path):
         assert again.values == asked[1].values
         found.fail(again.number, "no room again")
         assert [trial.number for trial in found.failed] == [again.number]
+
+
+def test_a_part_of_a_grid_grows_although_a_trial_was_tried_again(tmp_path):
+    size = len(study(None, GRID, sampler="grid").trials)
+    tried = []
+    for most in (size - 1, size):
+        with kept(tmp_path / "j.log") as storage:
+            found = study(storage, GRID, sampler="grid", most=most)
+            while found.left(most):
+                asked = found.ask()
+                if asked.number == 0:
+                    found.fail(0, "no room")
+                    assert found.retry_failed() == 1
+                else:
+                    found.complete(asked.number, [0.5])
+                    tried.append(asked.values)
+    assert len({tuple(values.values()) for values in tried}) == len(tried) == size
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -14,6 +14,7 @@ from fedray.config import load
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
+from fedray.results.measure import Measure
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.finals import label_of
 from fedray.tuning.spec import SweepSpec
@@ -191,6 +192,11 @@ def test_the_baseline_with_the_public_samples_dealt_out_is_run_where_a_server_ha
     assert final.changed == {"data.public_to": "clients"}
 
 
+def test_a_suites_own_file_names_it(tmp_path):
+    assert written(tmp_path, ["fedavg"], tune={"name": "paper"}).name == "paper"
+    assert written(tmp_path, ["fedavg"], "tune.name=mine", tune={"name": "paper"}).name == "mine"
+
+
 def test_the_baseline_is_one_of_the_algorithms(tmp_path):
     assert label_of(written(tmp_path, ["fedprox", "fedavg"]).baseline) == "fedprox"
     assert label_of(written(tmp_path, ["fedprox", "fedavg"], baseline="fedavg").baseline) == "fedavg"
@@ -234,7 +240,8 @@ def test_what_a_space_file_has_and_a_suite_leaves_out_is_said(tmp_path):
 def test_personal_models_are_compared_by_what_clients_have(tmp_path):
     keys = {"run__eval_clients": "all", "run__finetune_steps": 2, "run__rounds": 2}
     made = {name: run(tmp_path / name, algorithm=name, **keys) for name in ("fedavg", "fedper")}
-    rows = by_what_clients_have([Row(name, [result.folder]) for name, result in made.items()])
+    given = [Row(name, [result.folder]) for name, result in made.items()]
+    rows = by_what_clients_have(given)
     columns = {
         "fedavg": "clients_accuracy_mean", "fedavg, fine-tuned": "clients_finetuned_accuracy_mean",
         "fedper": "clients_personal_accuracy_mean",
@@ -243,5 +250,8 @@ def test_personal_models_are_compared_by_what_clients_have(tmp_path):
     table = compare_rows(rows, "fedavg", None).set_index("algorithm")
     for label, column in columns.items():
         assert table.accuracy[label] == made[label.partition(",")[0]].metrics[column].iloc[-1]
+    # a model of the server's that no client has is no row of such a table
+    server = replace(Row("pfedmo, representation model alone", []), measure=Measure(of="representation"))
+    assert len(by_what_clients_have([*given, server])) == len(rows)
     alone = [Row("fedavg", [made["fedavg"].folder])]
     assert by_what_clients_have(alone)[0].measure.column == "test_accuracy"

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_sweeps import ends, opened, row
+from small_sweeps import described, ends, opened, row
 
 import fedray
 from fedray.config import flat, load, read_file
@@ -219,6 +219,20 @@ def test_what_ended_before_its_driver_heard_of_it(tmp_path):
         sweep.next_trial()
         assert not sweep.report("0", RunEnd(0, "completed", row(10, 0.4)))
         assert sweep.study.trials[0].intermediate_values == {20: 0.4}
+
+
+def test_what_no_trial_could_run_is_refused_before_the_first(tmp_path):
+    """A trial has no test set, and its seeds are the sweep's."""
+    with (
+        pytest.raises(fedray.UserError, match="test_accuracy needs a test set"),
+        opened(tmp_path, base=described()["base"] | {"run.stop_at": {"test_accuracy": 0.5}}),
+    ):
+        pass
+    with (
+        pytest.raises(fedray.UserError, match=r"run\.seed can't be searched"),
+        opened(tmp_path, spaces={"wide": {"run.seed": {"choice": [0, 1]}}}),
+    ):
+        pass
 
 
 def test_what_can_not_be_run_together_fails_as_a_trial(tmp_path):

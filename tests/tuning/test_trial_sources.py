@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from ray.tune.search import Searcher
 from small_sweeps import ends, opened, row
 
+from fedray.errors import UserError
 from fedray.tuning.finals import Final, FinalRuns
 from fedray.tuning.planned import Planned, PlannedRuns, unfinished
 from fedray.tuning.planned_view import RunsView
@@ -329,3 +331,35 @@ def test_all_stops_when_the_user_asks_for_it_and_no_trial_runs_any_more(tmp_path
     stopper.on_trial_complete(2, [], trial)
     assert stopper.stop_all()
     assert isinstance(stopper.error, Interrupted)
+
+
+def test_a_run_of_other_settings_does_not_count_as_done(tmp_path):
+    """Nor does one with fewer rounds, which goes on."""
+    settings = {
+        "algorithm.name": "fedprox",
+        "algorithm.mu": 0.1,
+        "run.rounds": 5,
+        "train.lr": 0.05,
+        "model.head": "auto",
+    }
+    done = tmp_path / "a/seed-0"
+    done.mkdir(parents=True)
+    (done / "summary.json").write_text(json.dumps({"status": "completed"}))
+    made = {"algorithm": {"name": "fedprox", "mu": 0.1}, "run": {"rounds": 5}, "train": {"lr": 0.05, "weight_decay": 0}}
+    made |= {"model": {"head": "none"}}
+    (done / "config.yaml").write_text(json.dumps(made | {"engine": {"device": "cpu", "server_gpus": 0}}))
+
+    def left(changes: dict[str, Any]) -> list[Planned]:
+        return unfinished([Planned("a/seed-0", settings | changes)], tmp_path)
+
+    assert not left({})
+    assert len(left({"run.rounds": 6})) == 1
+    for key, value, line in [
+        ("algorithm.mu", 0.2, "algorithm.mu was 0.1, and is 0.2 now"),
+        ("run.rounds", 4, "run.rounds was 5, and is 4 now"),
+        ("train.lr", 0.1, "train.lr was 0.05, and is 0.1 now"),
+    ]:
+        with pytest.raises(
+            UserError, match=f"^the run in {done} has ended, and was made with other settings \\({line}"
+        ):
+            left({key: value})

@@ -214,14 +214,18 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
         """
         from torch import nn
         from fedray.usercode.digests import code_digest
+        import enum
+        class Part(enum.Enum):
+            HEAD, BODY, BIAS = 1, 2, 3
         NAMES = {"a", "b", "c"}
+        OTHERS = {Part.HEAD, Part.BODY, Part.BIAS}, {frozenset({"k", 1}), frozenset({"l", 2})}
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.layer = nn.Linear(2, 2)
                 self.names = {"x", "y", "z"}
             def forward(self, x):
-                return self.layer(x) if NAMES else [y for y in x if y in {"p", "q", "r"}]
+                return self.layer(x) if NAMES and OTHERS else [y for y in x if y in {"p", "q", "r"}]
         net = Net()
         print(code_digest(Net), code_digest(net, apart_from=list(net.parameters())))
         """

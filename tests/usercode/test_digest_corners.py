@@ -263,3 +263,16 @@ def test_a_run_with_another_backbone_is_another_run(tmp_path: Path) -> None:
     fedray.simulate(settings, data=small_source(), model=Held(1.0))
     with pytest.raises(UserError, match=r"holds another run \(.*model"):
         fedray.simulate(settings | {"run.rounds": 2}, data=small_source(), model=Held(3.0))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def __new__(cls):\n        o = super().__new__(cls)\n        o.lr = {n}\n        return o",
+        "def __init_subclass__(cls):\n        cls.lr = {n}",
+        "def __class_getitem__(cls, item):\n        return {n}",
+    ],
+)
+def test_methods_of_python_that_are_no_plain_functions_count(method):
+    one, same, other = (made_by(f"class thing:\n    {method.format(n=n)}") for n in (1, 1, 2))
+    assert code_digest(one) == code_digest(same) != code_digest(other)

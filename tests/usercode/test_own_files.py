@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from fedray.algorithms import find_algorithm
 from fedray.errors import UserError
 from fedray.testing import AlgorithmContract
 from fedray.usercode.digests import code_digest
-from fedray.usercode.importing import import_object, short_name, source_file
+from fedray.usercode.importing import import_object, short_name
 
 MINE = """
 import torch
@@ -187,16 +188,6 @@ def test_an_edited_file_is_read_again(here: Path, monkeypatch: pytest.MonkeyPatc
     assert code_digest(first) == code_digest(second), "a docstring computes nothing"
 
 
-def test_the_file_of_an_object(here: Path) -> None:
-    mine = import_object("folder/mine.py:Mine", "algorithm.name")
-    assert source_file(mine) == here / "folder" / "mine.py"
-    assert source_file(mine(mine.Hyper())) == here / "folder" / "mine.py"
-    assert source_file(mine.begin) == here / "folder" / "mine.py"
-    assert source_file(sys.modules[mine.__module__]) == here / "folder" / "mine.py"
-    assert source_file(AlgorithmContract) == Path(fedray.__path__[0]) / "testing" / "contracts.py"
-    assert source_file(len) is None
-
-
 def test_the_name_of_a_folder() -> None:
     assert short_name("/a/b/mine.py:Mine") == "mine:Mine"
     assert short_name("package.mine:Mine") == "package.mine:Mine"
@@ -228,3 +219,26 @@ def test_what_is_wrong(here: Path, name: str, words: list[str]) -> None:
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+def test_helpers_of_the_same_name_in_two_folders_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """The second file would have run with the first one's helper."""
+    for number, folder in enumerate(("first", "second")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rates_of_a_test.py").write_text(f"LR = {number}\n")
+        (tmp_path / folder / "mine.py").write_text("from rates_of_a_test import LR\nclass Mine:\n    lr = LR\n")
+    assert import_object(f"{tmp_path}/first/mine.py:Mine", "algorithm.name").lr == 0
+    with pytest.raises(
+        UserError, match=r"imports rates_of_a_test, and Python takes .*first/rates_of_a_test\.py for it"
+    ):
+        import_object(f"{tmp_path}/second/mine.py:Mine", "algorithm.name")
+
+
+def test_a_module_without_a_file_and_one_of_a_library_beside_are_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "made_by_hand", ModuleType("made_by_hand"))
+    for name in ("made_by_hand", "numpy"):
+        (tmp_path / f"{name}.py").write_text("1 / 0\n")
+    (tmp_path / "mine.py").write_text("import made_by_hand\nimport numpy\nclass Mine:\n    size = numpy.int64(3)\n")
+    assert import_object(f"{tmp_path}/mine.py:Mine", "algorithm.name").size == 3

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedray.config import IGNORED
+from fedray.config import IGNORE_INDEX
 from fedray.data.sources.columns import Columns, divide
 from fedray.data.sources.source import Source, from_fields
 from fedray.data.sources.tables import read_frame, with_columns_of
@@ -30,7 +30,7 @@ EXACT: dict[str, Any] = {} if PANDAS > (3, 0) else {"float_precision": "round_tr
 """Makes pandas read a number exactly as Python does. Later versions of pandas do so by themselves."""
 
 
-def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGNORED) -> Source:
+def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGNORE_INDEX) -> Source:
     """Loads the user's tables from csv files. In a table each row is a sample.
 
     Raises :class:`UserError` if a file or a column is missing, or holds something that can't be used. The message names
@@ -59,7 +59,9 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
         table = _read(place, columns)
         client = columns.find_client(list(table.columns), str(place), needed=True)
         owners = None if client is None else table[client]
-        tests, note = divide(len(table), owners, place, "file of tests beside it")
+        tests, note = divide(len(table), owners, place, "test set of its own")
+        if place.name == "train.csv" and (place.parent / "test.csv").is_file():
+            note += f"; {place.parent / 'test.csv'} is not read, unless data.root is the folder of both"
         train, test = (table[rows].reset_index(drop=True) for rows in (~tests, tests))
         notes = (note,)
     train, test = _with_values(train, test, columns)
@@ -117,7 +119,7 @@ def _parse(path: Path, **options: Any) -> pd.DataFrame:
     try:
         found: pd.DataFrame = pd.read_csv(path, encoding="utf-8-sig", **options)
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
+        raise UserError(f"there is no file {path} (data.root)") from None
     except pd.errors.EmptyDataError:
         raise UserError(f"{path} is empty") from None
     except (OSError, ValueError, EOFError) as error:
@@ -155,7 +157,9 @@ def _targets(texts: pd.Series) -> np.ndarray:
 
 
 def _clients(texts: pd.Series) -> np.ndarray:
-    for form in (WHOLE_CLIENT, WHOLE_FLOAT):
-        if texts.str.fullmatch(form).all():
-            return texts.astype(np.float64 if form == WHOLE_FLOAT else np.int64).to_numpy().astype(np.int64)
+    if texts.str.fullmatch(WHOLE_CLIENT).all():
+        return texts.astype(np.int64).to_numpy()
+    # pandas writes whole numbers as floats in a column with a gap, so that one of two files may have both
+    if texts.str.fullmatch(f"{WHOLE_CLIENT}|{WHOLE_FLOAT}").all():
+        return texts.str.partition(".")[0].astype(np.int64).to_numpy()
     return texts.to_numpy(object)

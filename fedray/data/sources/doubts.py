@@ -20,6 +20,14 @@ scaled column, so that a usual learning rate lets a model diverge."""
 
 COLOURS = (1, 3, 4)
 
+CHANNELS_FIRST = "channels come first: np.moveaxis(x, -1, 1)"
+
+
+def seems_channels_last(shape: Any) -> bool:
+    """Returns whether a sample of this shape seems to be an image ``[height, width, channels]``."""
+    is_image = isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(length, int) for length in shape)
+    return is_image and shape[2] in COLOURS and shape[0] not in COLOURS and min(shape[:2]) > max(COLOURS)
+
 
 def doubts(name: str, x: Any, scale: Any) -> list[str]:
     """Returns a warning for each input that has columns of very different sizes although nothing scales it, and for
@@ -36,11 +44,11 @@ def doubts(name: str, x: Any, scale: Any) -> list[str]:
 
 
 def _doubts(name: str, x: np.ndarray, scale: Any) -> Iterator[str]:
-    if x.ndim == 4 and x.shape[-1] in COLOURS and x.shape[1] not in COLOURS and min(x.shape[1:3]) > max(COLOURS):
+    if seems_channels_last(x.shape[1:]):
         shape = list(x.shape[1:])
         yield (
             f"{name}: samples have shape {shape}, which models read as {shape[0]} channels of {shape[1]} x {shape[2]}; "
-            "channels come first: np.moveaxis(x, -1, 1)"
+            + CHANNELS_FIRST
         )
         return
     if x.dtype != np.float32 or scale is not None or len(x) == 1:

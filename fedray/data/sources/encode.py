@@ -151,6 +151,11 @@ def _categories(values: Any) -> Any:
     return getattr(getattr(values, "dtype", None), "categories", None)
 
 
+def has_categories(values: Any) -> bool:
+    """Returns whether ``values`` is a categorical column of pandas."""
+    return _categories(values) is not None
+
+
 def array_or_categories(where: str, key: str, values: Any) -> Any:
     """Converts labels or clients to a NumPy array, but returns a categorical pandas column unchanged, because an array
     would lose the order of its categories.
@@ -205,7 +210,8 @@ def _numbers_of_objects(where: str, key: str, values: np.ndarray) -> np.ndarray:
                 f"{where}: {key} holds numbers and other things, as {value!r} in row {row}; labels and clients must be "
                 "all numbers or all names"
             )
-    try:
-        return np.array(values.tolist())
-    except OverflowError:
-        raise UserError(f"{where}: {key} has a number beyond int64") from None
+    limits = np.iinfo(np.int64)
+    for row, value in enumerate(values):
+        if isinstance(value, int) and not limits.min <= value <= limits.max:
+            raise UserError(f"{where}: {key} has a number beyond int64 in row {row}")
+    return np.array(values.tolist())

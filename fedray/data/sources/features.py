@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,7 +60,11 @@ def form_of(x: Any) -> Any:
 
 def _read_array(where: str, name: str, x: Any) -> np.ndarray:
     x = as_array(where, name, x)
-    if x.dtype in (np.float64, np.float16):
+    # torch knows neither other orders of bytes nor longer numbers
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
+    if x.dtype == np.clongdouble:
+        x = x.astype(np.complex128)
+    if x.dtype in (np.float64, np.float16, np.longdouble):
         # a number that is too large for float32 becomes infinite, which is refused below
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
@@ -87,15 +92,29 @@ def as_array(where: str, name: str, values: Any) -> np.ndarray:
     Raises :class:`UserError` if this fails, for example because a row differs in shape or type from row 0. The message
     begins with ``where``, and calls the values ``name``.
     """
+    if np.ma.is_masked(values):
+        row = int(np.argwhere(np.ma.getmaskarray(values))[0][0])
+        raise UserError(f"{where}: {name} has nothing in row {row}, where it is masked")
     with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
             found = np.asarray(values)
+            if found.dtype == object and _is_table_of_numbers(values):
+                # numbers of several types, or of pandas' own ones
+                found = values.to_numpy(np.float64, na_value=np.nan)
             unequal = found.dtype == object and found.ndim == 1 and len(found) > 0 and np.ndim(found[0]) > 0
         except ValueError:  # rows of unequal shapes
             unequal = True
         if unequal:
             found = stack_samples(f"{where}: row", name, values)
     return found
+
+
+def _is_table_of_numbers(values: Any) -> bool:
+    # whoever has a table has imported pandas; a run's actors have no table
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(values, pandas.DataFrame):
+        return False
+    return all(map(pandas.api.types.is_numeric_dtype, values.dtypes))
 
 
 def alike(where: str, name: str, x: Any, first: Any) -> Any:

@@ -7,6 +7,7 @@ with ``image_id,class``. The images are ``train/a/b/c/abcdef.jpg`` (with the fir
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,9 +107,9 @@ def _load(name: str, root: str | None, image_size: int | None, published: Publis
                 raise UserError(
                     f"{found} has {here:,} {what}, but {name} has {there:,}; data.source=federated_csv takes any counts"
                 )
-    x, y, images = image_set(folder, _labelled(found, train, folder), image_size, str(found))
+    x, y, images = image_set(folder, _labelled(found, train, folder, ("train", "test")), image_size, str(found))
     x_test, y_test, _ = image_set(
-        folder, _labelled(folder / "test.csv", test, folder), image_size, f"{folder}/test.csv"
+        folder, _labelled(folder / "test.csv", test, folder, ("test", "train")), image_size, f"{folder}/test.csv"
     )
     return Source(
         name, x, y, x_test, y_test, 1 + int(max(y.max(), y_test.max())), SCALE.astype(np.float32),
@@ -156,9 +157,10 @@ def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurri
         raise UserError(f"{path}: class {table['class'][row]} in row {row} is out of range, as {why}")
 
 
-def _labelled(path: Path, table: pd.DataFrame, folder: Path) -> list[tuple[str, int]]:
-    """Returns the path and the class of each image in a table, in the order of the table."""
-    places = [_place(folder, name) for name in table["image_id"]]
+def _labelled(path: Path, table: pd.DataFrame, folder: Path, parts: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns the path and the class of each image in a table, in the order of the table. Images are looked for in the
+    folders ``parts``, the table's own first, because each folder may number its images."""
+    places = [_place(folder, name, parts) for name in table["image_id"]]
     missing = [row for row, place in enumerate(places) if place is None]
     if missing:
         image = table["image_id"][missing[0]]
@@ -169,13 +171,14 @@ def _labelled(path: Path, table: pd.DataFrame, folder: Path) -> list[tuple[str, 
     return list(zip(map(str, places), table["class"].tolist(), strict=True))
 
 
-def _place(folder: Path, image: str) -> str | None:
-    """Returns the path of an image below ``folder``, or None if there is no such image."""
+def _place(folder: Path, image: str, parts: Sequence[str]) -> str | None:
+    """Returns the path of an image below ``folder``, in the first of its folders ``parts`` that has it, or None if
+    there is no such image."""
     # an id is the name of a file and nothing else, so that a table can't lead out of the folder
     if "/" in image or "\\" in image or image in (".", ".."):
         return None
-    for suffix in ENDINGS:
-        for part in ("train", "test"):
+    for part in parts:
+        for suffix in ENDINGS:
             for below in ("/".join([part, *image[:3], image]), f"{part}/{image}"):
                 if (folder / (below + suffix)).is_file():
                     return below + suffix

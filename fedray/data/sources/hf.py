@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from fedray.config import IGNORED
+from fedray.config import IGNORE_INDEX
 from fedray.data.sources.columns import Columns, divide
 from fedray.data.sources.hf_items import INSTALL, clients_of, fields_of
 from fedray.data.sources.source import Source, from_fields
@@ -52,7 +52,7 @@ def hf(
     root: str | None,
     columns: Columns,
     kind: str = AUTO,
-    ignored: int = IGNORED,
+    ignored: int = IGNORE_INDEX,
     image_size: int | None = None,
     access: str = AUTO,
 ) -> Source:
@@ -139,7 +139,16 @@ def _parts(folder: Path, name: str) -> list[Path]:
                 f"{path} is named like the set {name!r}, but neither {name}.parquet nor {name}-00000....parquet: "
                 "rename it, or move it away"
             )
-    return [path for path in begins if re.fullmatch(rf"{name}(-\d+.*)?\.parquet", path.name)]
+    found = [path for path in begins if re.fullmatch(rf"{name}(-\d+.*)?\.parquet", path.name)]
+    numbers = [re.fullmatch(r".*-(\d+)-of-(\d+).*", path.name) for path in found]
+    counted = [(int(each[1]), int(each[2])) for each in numbers if each]
+    first = min((number for number, _ in counted), default=0)
+    if counted and (first > 1 or sorted(counted) != [(first + place, len(found)) for place in range(len(found))]):
+        raise UserError(
+            f"{folder}: the parts of the set {name!r} are not complete, or there are others beside them: "
+            f"{', '.join(path.name for path in found)}"
+        )
+    return found
 
 
 def _of_hub(datasets: Any, root: str) -> Found:
@@ -198,11 +207,18 @@ def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[st
     train = sets[TRAIN]
     test = next((name for name in TESTS if name in sets), None)
     if test is not None:
-        notes = () if test == "test" else (f"warning: {root} has no set 'test': its set {test!r} is the test set",)
+        notes = [] if test == "test" else [f"warning: {root} has no set 'test': its set {test!r} is the test set"]
+        notes += _note_on_others(root, set(sets) - {TRAIN, test})
         return {TRAIN: train, "test": sets[test]}, notes, ""
     there = list(train.column_names)
     client = columns.find_client(there, root, needed=True)
     owners = None if client is None else clients_of(train, client, root)
     rows, note = divide(len(train), owners, root, "test set")
     parts = {TRAIN: train.select(np.flatnonzero(~rows)), "test": train.select(np.flatnonzero(rows))}
-    return parts, (note,), hashlib.sha256(rows.tobytes()).hexdigest()
+    return parts, [note, *_note_on_others(root, set(sets) - {TRAIN})], hashlib.sha256(rows.tobytes()).hexdigest()
+
+
+def _note_on_others(root: str, others: set[str]) -> list[str]:
+    if not others:
+        return []
+    return [f"warning: {root}: {', '.join(sorted(others))} of its sets {'is' if len(others) == 1 else 'are'} not read"]

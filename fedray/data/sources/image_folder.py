@@ -108,7 +108,7 @@ def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
         # a folder train with other folders beside it is the class of that name
         whole = train if train is not None and not others else folder
         found = class_folders(whole)
-        notes = [f"{whole} has no folder test: of each class, every fifth image is a test image"]
+        notes = [f"warning: {whole} has no folder test: of each class, every fifth image is a test image"]
         left_out = found.left_out if whole == folder else [*_beside_classes(folder), *found.left_out]
         notes += [*_note_on_left_out(folder, left_out), *_note_on_one_class(whole, found.images)]
         notes += _note_on_same_folders(whole, found.images)

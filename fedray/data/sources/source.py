@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.config import IGNORED, DataConfig, TaskConfig
+from fedray.config import IGNORE_INDEX, DataConfig, TaskConfig
 from fedray.data.normalization import DEFAULT, checked, of_bytes, of_choice
 from fedray.data.sources.columns import Columns
 from fedray.data.sources.encode import encode_clients
@@ -99,7 +99,7 @@ def load_source(
     root: str | None = None,
     normalization: str = DEFAULT,
     kind: str = AUTO,
-    ignored: int = IGNORED,
+    ignored: int = IGNORE_INDEX,
     image_size: int | None = None,
     columns: Columns | None = None,
     access: str = AUTO,
@@ -190,7 +190,7 @@ def source_of(data: DataConfig, task: TaskConfig) -> Source:
 
 
 def from_fields(
-    name: str, given: Mapping[str, Any], where: str | None = None, kind: str = AUTO, ignored: int = IGNORED
+    name: str, given: Mapping[str, Any], where: str | None = None, kind: str = AUTO, ignored: int = IGNORE_INDEX
 ) -> Source:
     """Makes a checked :class:`Source` from a mapping of its fields, such as the dict that a user's source returns.
 
@@ -236,7 +236,7 @@ def _agreed(where: str, of_data: str | None, asked: str) -> str:
     raise UserError(f"task.kind={asked}, but the data are for task.kind={of_data} ({where})")
 
 
-def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
+def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored: int = IGNORE_INDEX) -> Source:
     """Checks the data in a :class:`Source`, and returns a new one whose arrays have the dtypes that the class promises.
 
     Args:

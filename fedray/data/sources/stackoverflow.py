@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fedray.config import IGNORED
+from fedray.config import IGNORE_INDEX
 from fedray.data.sources.columns import HELD_OUT
 from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.leaf import fields_by_user, last_fifth
@@ -34,7 +34,7 @@ MARKUP, CODE = re.compile(r"<[^>]*>"), re.compile(r"<pre>.*?</pre>", re.DOTALL)
 SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
-def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
+def stackoverflow(root: str | None, ignored: int = IGNORE_INDEX) -> Source:
     """Loads sentences of questions and answers by users of a Stack Exchange site, to predict each next word.
 
     Each user is a client. x is int32 [20], the numbers of the words of a sentence, and y is int64 [20], the word after

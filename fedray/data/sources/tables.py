@@ -41,8 +41,11 @@ def _require_numbers(values: pd.Series, name: str, client_key: str | None) -> No
         wrong = pd.to_numeric(texts, errors="coerce").isna() & values.notna()
         row = int(wrong.argmax())
         example = f": {texts.iloc[row]!r} in row {row}" if wrong.any() else ""
-        may_be_clients = client_key and wrong.any() and wrong.sum() == values.notna().sum()
-        hint = f"; if it says whose row it is, give {client_key}={str(values.name)!r}" if may_be_clients else ""
+        hint = ""
+        if wrong.any() and wrong.sum() == values.notna().sum():
+            hint = "; texts need data.source=hf and data.tokenizer"
+            if client_key:
+                hint = f"; if it says whose row it is, give {client_key}={str(values.name)!r}{hint}"
         raise UserError(f"{column} is not numeric{example}{hint}")
     missing = values.isna()
     if missing.any():

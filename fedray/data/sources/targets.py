@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.config import IGNORED
-from fedray.data.sources.encode import are_names, array_or_categories, encode, whole_numbers
+from fedray.config import IGNORE_INDEX
+from fedray.data.sources.encode import are_names, array_or_categories, encode, has_categories, whole_numbers
 from fedray.errors import UserError
 
 AUTO = "auto"
@@ -49,7 +50,7 @@ def read_targets(
     kind: str = AUTO,
     classes: Any = None,
     names: Sequence[str] | None = None,
-    ignored: int = IGNORED,
+    ignored: int = IGNORE_INDEX,
 ) -> Targets:
     """Converts the targets in each set of samples, as a user or a source gives them, to the form that the task needs.
 
@@ -77,6 +78,7 @@ def read_targets(
             classes = _count_classes(where, arrays)
             notes += _note_on_gaps(arrays, classes)
         notes += _note_on_unknown(arrays, names)
+        notes += _note_on_categories(given[first], arrays, names)
         counted = int(classes) if names is None else len(names)
     else:
         arrays = {key: _READERS[kind](where, key, values) for key, values in given.items()}
@@ -86,7 +88,7 @@ def read_targets(
                 raise UserError(
                     f"{where}: targets of {key} have shape {list(y.shape[1:])}, those of {first} {list(shape)}"
                 )
-        counted = _outputs(where, arrays, kind, ignored) if classes is None else int(classes)
+        counted = _outputs(arrays, kind, ignored) if classes is None else int(classes)
     classes = counted if classes is None else int(classes)
     if names is not None and len(names) != classes:
         raise UserError(f"{where}: the classes have {len(names)} names, but classes is {classes}")
@@ -102,6 +104,11 @@ def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
     Returns the kind, and a line that tells the user why ("" if the kind is obvious).
     """
     y = np.asarray(values)
+    if y.dtype == object and not are_names(values):
+        # whole numbers with others among them
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            numbers = y.astype(np.float64)
+            y = numbers if (numbers % 1 != 0).any() and np.isfinite(numbers).all() else y
     if (are_names(values) and y.ndim < 2) or y.dtype.kind not in "biuf" or y.ndim == 0:
         return "classification", ""
     if y.ndim == 1:
@@ -182,6 +189,20 @@ def _note_on_unknown(arrays: Mapping[str, np.ndarray], names: Sequence[str] | No
     return notes
 
 
+def _note_on_categories(given: Any, arrays: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
+    """Returns a list with a warning if ``given``, a column of pandas, has categories that no sample has. They stay when
+    a table is filtered."""
+    if names is None or not has_categories(given):
+        return []
+    absent = [names[each] for each in np.setdiff1d(np.arange(len(names)), np.concatenate(list(arrays.values())))]
+    if not absent:
+        return []
+    return [
+        f"warning: no sample is of class {_listed(absent)}, as the categories of {next(iter(arrays))} have it: the "
+        "model has outputs for such classes, too, unless remove_unused_categories() takes them away"
+    ]
+
+
 def _listed(labels: Any) -> str:
     shown = ", ".join(map(str, labels[:LISTED]))
     return f"{shown} and {len(labels) - LISTED:,} others" if len(labels) > LISTED else shown
@@ -242,7 +263,7 @@ def _anything(where: str, key: str, values: Any) -> np.ndarray:
 _READERS = {"multilabel": _labels, "regression": _numbers, "tokens": _tokens, "other": _anything}
 
 
-def _outputs(where: str, arrays: Mapping[str, np.ndarray], kind: str, ignored: int) -> int:
+def _outputs(arrays: Mapping[str, np.ndarray], kind: str, ignored: int) -> int:
     """Returns the number of classes of a token, or in other tasks how many numbers a target has."""
     first = next(iter(arrays.values()))
     if kind == "tokens" or (kind == "other" and first.dtype == np.int64 and first.ndim == 1):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedray.config import IGNORED
-from fedray.core.seeds import global_generators
+from fedray.config import IGNORE_INDEX
+from fedray.core.seeds import drawn_by, global_generators
 from fedray.data.normalization import DEFAULT, OF_TABLES, of_choice
 from fedray.data.sources.columns import Columns
 from fedray.data.sources.features import stack_samples
@@ -33,7 +33,7 @@ def user_source(
     label_column: str = LABEL,
     normalization: str = DEFAULT,
     kind: str = AUTO,
-    ignored: int = IGNORED,
+    ignored: int = IGNORE_INDEX,
     access: str = "auto",
     image_size: int | None = None,
 ) -> Source:
@@ -78,7 +78,9 @@ def _source_of(
         # the user may have changed the data since they were read, so the files no longer identify them
         return validate(replace(data, files=()), None, kind, ignored)
     if test is None:
-        raise UserError("data=... needs test=... in the same form")
+        raise UserError(
+            "data=... needs test=... in the same form: samples that no client trains on, such as a tenth of them"
+        )
     data, test = one_per_client(data, test, label_column)
     columns = Columns(
         label_column, client_column, target_key="label_column", client_key="client_column",
@@ -127,18 +129,23 @@ def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, 
     if len(dataset) == 0:
         raise UserError(f"{name} is an empty data set")
     item, lazy = random_item(dataset, name), LazyItems(dataset, name)
-    if item is not None and access in ("memory", "mapped"):
-        raise UserError(
-            f"item {item} of {name} differs when it is read again, as with random transforms; with "
-            f"data.access={access} it would stay as first read in all rounds: use data.access=lazy, or give it without "
-            "them, and data.augment or data.transform, which change mini-batches in training"
-        )
+    random = None if item is None else f"item {item} of {name} differs when it is read again"
     clients = list_of(dataset, "clients", name)
     owners = () if clients is None else (clients,)
-    if access == "lazy" or item is not None or is_much(lazy.bytes_each * len(lazy)):
+    items: list[tuple[Any, Any]] = []
+    if random is None and access != "lazy" and not is_much(lazy.bytes_each * len(lazy)):
+        with global_generators(0):
+            drawn = drawn_by(lambda: items.extend(read_item(dataset, name, i) for i in range(len(dataset))))
+        # some items may be random although those that were tried are not
+        random = f"{name} draws random numbers when its items are read" if drawn else None
+    if random is not None and access in ("memory", "mapped"):
+        raise UserError(
+            f"{random}, as with random transforms; with data.access={access} items would stay as first read in all "
+            "rounds: use data.access=lazy, or give them without these, and data.augment or data.transform, which "
+            "change mini-batches in training"
+        )
+    if random is not None or not items:
         known = targets_of(dataset, name)
         return lazy.checked(known), known.values, *owners
-    with global_generators():
-        items = [read_item(dataset, name, i) for i in range(len(dataset))]
     x, targets = (list(column) for column in zip(*items, strict=True))
     return stack_samples("item", name, x), stack_targets(name, targets), *owners

@@ -15,9 +15,9 @@ from torch import Tensor
 from fedray.client.objective import NO_STEP
 from fedray.client.optimizer import Carry
 from fedray.client.phase import ClientPhase, Stack
-from fedray.core.clock import Clock
 from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER, Purpose
+from fedray.core.stopwatch import Stopwatch
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.state.packing import on_host
@@ -183,8 +183,8 @@ class Evaluator:
             purpose=Purpose.FINETUNE,
         )
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
-        # a clock of its own, because all of this time counts as evaluation
-        return self.clients.phase_of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
+        # a stopwatch of its own, because all of this time counts as evaluation
+        return self.clients.phase_of(stack, training, round=task.round, shared=shared, stopwatch=Stopwatch(), **rest)
 
     def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
         """Returns the personal models of the clients of ``task`` in ``rows``, one row for each client."""

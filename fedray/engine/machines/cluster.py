@@ -13,7 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from fedray.engine.machines import facts, ports
 from fedray.engine.machines.facts import Facts
-from fedray.engine.machines.leavings import Leaving, find_leavings
+from fedray.engine.machines.leftovers import Leftover, find_leftovers
 from fedray.engine.ray.cluster import ask_nodes
 from fedray.errors import first_line, last_line
 
@@ -74,9 +74,9 @@ def clocks_of_cluster(timeout: float) -> dict[str, float]:
     return ahead
 
 
-def leavings_of_cluster(
+def leftovers_of_cluster(
     spill_dir: str | None, remove: bool, timeout: float, say: Callable[[str], None]
-) -> tuple[list[Leaving], dict[str, str]]:
+) -> tuple[list[Leftover], dict[str, str]]:
     """Finds the files and folders, outside of run folders, that runs have left on the nodes of the cluster (``fedray
     clean``). If ``remove`` is true, those that nobody uses any more are removed. ``spill_dir`` is a further folder in
     which clients' states are looked for (``engine.spill_dir``), or None.
@@ -85,10 +85,10 @@ def leavings_of_cluster(
     answered within ``timeout`` seconds, or failed, to the reason. ``say(line)`` shows a line to the user while nodes
     are waited for.
     """
-    answers = _asked(partial(find_leavings, (), spill_dir, remove), timeout, say)
-    found: dict[tuple[str, str], Leaving] = {}
-    for _, leavings in answers.given:
-        for each in leavings:
+    answers = _asked(partial(find_leftovers, (), spill_dir, remove), timeout, say)
+    found: dict[tuple[str, str], Leftover] = {}
+    for _, leftovers in answers.given:
+        for each in leftovers:
             # several nodes of a cluster may be on one machine, and only one of them can have removed it
             other = found.get((each.host, each.path), each)
             found[each.host, each.path] = other if other.removed else each

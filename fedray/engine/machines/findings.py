@@ -268,7 +268,7 @@ def _differences(nodes: Sequence[Facts]) -> Iterator[Trouble]:
             yield f"{path} differs: {parts}", "copy it from one node to the others, or remove it where it is not needed"
 
 
-def some_of(hosts: Sequence[str], most: int = 3) -> str:
-    """Returns the names of hosts as a text of which no more than ``most`` are spelt out: ``a, b, c and 2 more``."""
-    shown = ", ".join(hosts[:most])
-    return f"{shown} and {len(hosts) - most} more" if len(hosts) > most else shown
+def some_of(hosts: Sequence[str]) -> str:
+    """Returns the names of hosts as a text of which no more than three are spelt out: ``a, b, c and 2 more``."""
+    shown = ", ".join(hosts[:3])
+    return f"{shown} and {len(hosts) - 3} more" if len(hosts) > 3 else shown

@@ -20,6 +20,7 @@ from fedray.core.rounding import whole_units
 from fedray.engine.ray.local_cluster import private_folder, ray_folder, start_cluster
 from fedray.engine.ray.tokens import has_token
 from fedray.errors import UserError, first_line
+from fedray.warning import as_warning
 
 if TYPE_CHECKING:
     # imported for types only: it loads torch, which should happen while Ray starts
@@ -61,10 +62,15 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
 
     ``say(line)`` shows a line to the user. ``wanted()`` returns whether the connection is still needed; if not, there
     is no second attempt to start a new cluster after a first one has failed. Returns True if the cluster was started
-    here, False if it was there already, and None if the process was already connected. Raises :class:`UserError` if no
+    here, False if it was there already, and None if the process was already connected; then a line says so if
+    ``engine.address`` names another place. Raises :class:`UserError` if no
     cluster answers at the address, and :class:`RayNotStarted` if a new one does not start.
     """
     if ray.is_initialized():
+        at = ray.get_runtime_context().gcs_address
+        if engine.address not in (None, "auto", "local", at):
+            given = f"engine.address={engine.address}"
+            say(as_warning(f"{given} is not used: this process is connected to the Ray cluster at {at} already"))
         return None
     address = existing_cluster(engine, say)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}

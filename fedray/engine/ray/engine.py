@@ -70,9 +70,7 @@ class RayEngine:
         from the last checkpoint. If it dies again, or the run has no checkpoints, :class:`ClientError` is raised.
         Raises :class:`UserError` if the cluster lacks the resources for the actors.
         """
-        # actors have the working directory that this process had when it joined Ray
-        fixed = self.experiment.config.run.with_fixed_place()
-        experiment = self.experiment.with_run_settings(output=fixed.output, working_copy=fixed.working_copy)
+        experiment = self.experiment.with_fixed_place()
         complete = self.start.ready() or is_complete()
         check_resources(experiment, 1, complete)
         code = [

@@ -22,7 +22,7 @@ from fedray.engine.ray.actors import Actors, Member, cause_of
 from fedray.engine.ray.host_sums import HostSums, inline_bytes
 from fedray.engine.ray.other_nodes import OtherNodes, files_of
 from fedray.engine.ray.stored import StoredData
-from fedray.engine.ray.watch import Sent, Watch, work_of
+from fedray.engine.ray.watch import TaskInFlight, Watch, work_of
 from fedray.engine.state.packing import Enclosed, Packed
 from fedray.engine.state.states import State, StateFile, StateFolder
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task, working_seconds
@@ -68,7 +68,7 @@ class RayPool:
         self.nodes = OtherNodes(experiment, states, say, note)
         self._sums = HostSums(self.nodes)
         self.actors = Actors(experiment, data, states.node, actors, self._entered, say, note)
-        self._sent: dict[Any, Sent] = {}
+        self._sent: dict[Any, TaskInFlight] = {}
         self._watch = Watch(
             lambda: self.actors.alive, self._sent, self._sums.owing, say, self._again, self._lost_silent,
             engine.answer_timeout, engine.start_timeout,
@@ -215,7 +215,7 @@ class RayPool:
                 return
         yield task, result
 
-    def _not_fetched(self, sent: Sent) -> None:
+    def _not_fetched(self, sent: TaskInFlight) -> None:
         """Notes that an actor could not fetch the data of its task from another node. Raises :class:`StateLost` if this
         happens again, and that node has been silent for too long."""
         task, member, files = sent.task, sent.member, files_of(sent.task)
@@ -262,7 +262,7 @@ class RayPool:
         self._left |= set(map(id, tasks))
         self._queue.extend(tasks)
 
-    def _again(self, sent: Sent) -> None:
+    def _again(self, sent: TaskInFlight) -> None:
         """Puts the task of ``sent`` before those that wait for an actor, unless it is there or done already."""
         if id(sent.task) in self._left and not any(sent.task is task for task in self._queue):
             self._repeated.add(id(sent.task))
@@ -350,7 +350,7 @@ class RayPool:
             reference, sums = member.actor.run_apart.options(num_returns=2).remote(number, near)
         else:
             reference, sums = member.actor.run.remote(number, near), None
-        self._sent[reference] = Sent(member, task, number, sums)
+        self._sent[reference] = TaskInFlight(member, task, number, sums)
 
     def _within_reach(self, task: Task, node: str) -> Task:
         """Returns ``task`` with its handles replaced by handles that an actor on ``node`` can resolve."""

@@ -123,7 +123,8 @@ class ServerActor:
                     yield pending
                     pending, sent = [], now
                 if lockstep:
-                    order = self.orders.get()
+                    with run.waiting():
+                        order = self.orders.get()
                     if order.back_to is not None:
                         return order.back_to
                     run.obey(order)

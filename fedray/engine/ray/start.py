@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from types import TracebackType
 
 from fedray.config import EngineConfig
@@ -34,9 +35,63 @@ PATIENCE = 15.0
 """The seconds after which the user is told that fedray waits for Ray. Further lines come at intervals of four
 times this."""
 
-_given_up: list[threading.Thread] = []
-"""Threads that are still making a connection to Ray that nobody needs any more. Each closes its connection once it
-is made."""
+
+class _Connection:
+    """The connection of this process to Ray, where fedray has made it. All that need Ray at the same time share it, and
+    the last of them closes it. ``is_new`` says whether the cluster was started here.
+
+    The attributes may be read and changed only while :attr:`changing` is held.
+    """
+
+    changing = threading.Condition()
+    current: _Connection | None = None
+
+    def __init__(self, is_new: bool) -> None:
+        self.is_new = is_new
+        self.users = 0
+        self.failed = False
+        self.is_open = True
+
+    @classmethod
+    def joined(cls, engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool]) -> _Connection | None:
+        """Returns the connection, with one more user, after making it if there is none. ``wanted()`` returns whether it
+        is still needed. The result is None if it is not, or if the process was connected by others."""
+        if not wanted():
+            return None
+        # set before the import, because Ray reads some of them then
+        for name, value in (LIMITS | QUIET | authentication(engine)).items():
+            os.environ.setdefault(name, value)
+        from fedray.engine.ray.cluster import connect
+
+        is_new = connect(engine, say, wanted)
+        if is_new is not None:
+            cls.current = cls(is_new)
+        if cls.current is not None:
+            cls.current.users += 1
+        return cls.current
+
+    def leave(self, failed: bool) -> None:
+        """Makes the connection one user poorer. ``failed`` says that an exception has ended what the user did."""
+        self.users -= 1
+        self.failed |= failed
+        self.changing.notify_all()
+
+    def close(self) -> None:
+        """Waits until nobody uses the connection, and closes it. Must be called by the thread that has made it."""
+        import ray
+
+        self.changing.wait_for(lambda: not self.users)
+        self.is_open = False
+        self.changing.notify_all()
+        if _Connection.current is not self:
+            return
+        ray.shutdown()
+        forget_cluster()
+        if self.is_new and not self.failed:
+            from fedray.engine.ray.local_cluster import remove_files
+
+            remove_files()
+        _Connection.current = None
 
 
 def _busy() -> str:
@@ -50,15 +105,15 @@ class RayStart:
     ``engine`` is the section ``engine`` of the configuration, and ``say(line)`` shows a line to the user. With
     ``at_once`` the thread starts immediately, otherwise when the connection is first needed. At the end of the context
     a cluster that was started here is shut down, and its files are removed. If an exception ends the context, the files
-    stay, because of their logs, and a connection that is still being made is not waited for. If this process was
-    connected before, that connection is used and stays open.
+    stay, because of their logs, and a connection that is still being made is not waited for. Contexts in several
+    threads share a connection, which is closed at the end of the last one. If this process was connected before by
+    others, that connection is used and stays open.
     """
 
     def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
         self.engine, self._tell = engine, say
-        self._found: Future[bool | None] = Future()
+        self._found: Future[_Connection | None] = Future()
         self._over = threading.Event()
-        self._failed = False
         self._thread = threading.Thread(target=self._connected, name="ray", daemon=True)
         if at_once:
             self._thread.start()
@@ -69,33 +124,22 @@ class RayStart:
             self._tell(line)
 
     def _connected(self) -> None:
-        try:
-            while _given_up:
-                _given_up.pop().join()
-            if self._over.is_set():
-                self._found.set_result(None)
+        with _Connection.changing, suppress(InvalidStateError):
+            before = _Connection.current
+            try:
+                connection = _Connection.joined(self.engine, self.say, lambda: not self._over.is_set())
+            except BaseException as error:
+                self._found.set_exception(error)
                 return
-            # set before the import, because Ray reads some of them then
-            for name, value in (LIMITS | QUIET | authentication(self.engine)).items():
-                os.environ.setdefault(name, value)
-            import ray
-
-            from fedray.engine.ray.cluster import connect
-
-            self._found.set_result(connect(self.engine, self.say, lambda: not self._over.is_set()))
-        except BaseException as error:
-            self._found.set_exception(error)
-            return
-        # the thread must stay alive, because Linux ends Ray's daemons together with the thread that started them
-        self._over.wait()
-        if self._found.result() is None:
-            return
-        ray.shutdown()
-        forget_cluster()
-        if self._found.result() and not self._failed:
-            from fedray.engine.ray.local_cluster import remove_files
-
-            remove_files()
+            try:
+                self._found.set_result(connection)
+            finally:
+                if connection is not None:
+                    if self._found.cancelled():
+                        connection.leave(failed=True)
+                    if connection is not before:
+                        # Linux ends Ray's daemons together with the thread that started them
+                        connection.close()
 
     def ready(self) -> bool:
         """Waits for the connection to Ray, and tells the user if that takes long.
@@ -111,9 +155,10 @@ class RayStart:
             self.say(f"Ray has not started for {waited:.0f} s; waiting for its processes ({_busy()}) ...")
             patience = 4 * PATIENCE
         try:
-            return bool(self._found.result())
+            connection = self._found.result()
         except RayNotStarted as error:
             raise RayNotStarted(f"{error}; {_busy()}") from None
+        return connection is not None and connection.is_new
 
     def gpus(self) -> float:
         """Waits for the connection to Ray, and returns the number of GPUs in the whole cluster."""
@@ -135,11 +180,10 @@ class RayStart:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        self._failed = kind is not None
         self._over.set()
-        if self._thread.ident is None:
+        if self._thread.ident is None or (kind is not None and self._found.cancel()):
             return
-        if kind is not None and not self._found.done():
-            _given_up.append(self._thread)
-            return
-        self._thread.join()
+        if self._found.exception() is None and (connection := self._found.result()) is not None:
+            with connection.changing:
+                connection.leave(failed=kind is not None)
+                connection.changing.wait_for(lambda: connection.users or not connection.is_open)

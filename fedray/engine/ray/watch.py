@@ -32,7 +32,7 @@ too. What holds it up may be a connection that is only now being made again afte
 
 
 @dataclass(eq=False)
-class Sent:
+class TaskInFlight:
     """A task that was sent to a client actor, and whose result has not come yet.
 
     ``member`` is the actor, and ``number`` grows with each task that is sent. ``sums`` is Ray's reference to the sums
@@ -66,7 +66,7 @@ def work_of(tasks: Sequence[Task]) -> str:
     return " and ".join([*found, *(["an evaluation"] if any(isinstance(task, EvalTask) for task in tasks) else [])])
 
 
-def overdue(owed: Sequence[Sent], now: float, by: float = 0.0) -> list[Sent]:
+def overdue(owed: Sequence[TaskInFlight], now: float, by: float = 0.0) -> list[TaskInFlight]:
     """Returns the late tasks of one actor. ``owed`` are its tasks whose results have not come, in the order in which it
     does them. A task is late if the time since the first of them was sent is more than twice the time that this task
     and those before it should take, plus ``by`` seconds. ``now`` is the current time (``time.monotonic()``)."""
@@ -97,10 +97,10 @@ class Watch:
     def __init__(
         self,
         alive: Callable[[], Sequence[Member]],
-        sent: dict[Any, Sent],
+        sent: dict[Any, TaskInFlight],
         owing: Callable[[], set[str]],
         say: Callable[[str], None],
-        again: Callable[[Sent], None],
+        again: Callable[[TaskInFlight], None],
         lost: Callable[[Member], None],
         limit: float,
         patience: float,
@@ -146,7 +146,7 @@ class Watch:
             elif sent.missing is None:
                 sent.missing = member.heard
 
-    def _owed(self, member: Member) -> list[Sent]:
+    def _owed(self, member: Member) -> list[TaskInFlight]:
         return [sent for sent in self.sent.values() if sent.member is member]
 
     def look(self, idle: bool) -> None:
@@ -193,13 +193,13 @@ class Watch:
     def _others(self, member: Member) -> bool:
         return any(other is not member and not other.silent for other in self.alive())
 
-    def _elsewhere(self, owed: Sequence[Sent]) -> None:
+    def _elsewhere(self, owed: Sequence[TaskInFlight]) -> None:
         for sent in owed:
             if not sent.elsewhere:
                 sent.elsewhere = True
                 self.again(sent)
 
-    def _look_at_tasks(self, member: Member, owed: Sequence[Sent], now: float, idle: bool) -> None:
+    def _look_at_tasks(self, member: Member, owed: Sequence[TaskInFlight], now: float, idle: bool) -> None:
         """Has tasks of an actor that answers done again: those whose results were lost on their way, and, if another
         actor is ``idle``, those that take far longer than expected."""
         gone = [

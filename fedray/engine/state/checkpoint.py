@@ -135,6 +135,17 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
     return None
 
 
+def require_whole(folder: Path, round: int) -> None:
+    """Raises :class:`UserError` if the checkpoint of ``round`` in ``folder`` is damaged, or of another version."""
+    path = folder / f"round-{round:08d}"
+    try:
+        _load(path)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can make a reader raise anything
+        raise UserError(f"checkpoint {path} is damaged ({error}); the run stays where it is") from None
+
+
 def discard(folder: Path, after: int) -> None:
     """Removes from ``folder`` all checkpoints after round ``after``, and the unfinished files of interrupted writers.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedray.core.structure import leaves, map_leaves
-from fedray.core.vectors import Model, Vector
+from fedray.core.vectors import Model, Vector, row_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Packed:
     @classmethod
     def pack(cls, vectors: Mapping[str, Vector]) -> Packed:
         """Packs models and vectors, given by name, as tensors on the devices where they are, without copying them."""
-        rows = {name: value.row if isinstance(value, Model) else value for name, value in vectors.items()}
+        rows = {name: row_of(value) for name, value in vectors.items()}
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
 
     @property

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedray.core.vectors import Layout, Model, Vector
+from fedray.core.vectors import Layout, Model, Vector, row_of
+from fedray.errors import UserError
 
 PREFIX = "pending"
 """The first word of the names under which checkpoints have these sums."""
@@ -18,8 +20,10 @@ class Pending:
     """Sums of uploads that wait for their updates, and what training has reported of the clients meanwhile. ``layout``
     says where the parameters are in a model's row of numbers.
 
-    A sum is a difference from the model that the clients began with, float64, so that it can be added to any other
-    model. ``sums`` maps the number of an update and the name of an upload to it.
+    A sum of models is a difference from the model that the clients began with, float64, so that it can be added to any
+    other model. Its buffers, such as running statistics, are the sum itself, because they are averaged and not moved,
+    and one further number at its end is the sum of the clients' weights. ``sums`` maps the number of an update and the
+    name of an upload to the sum.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -31,24 +35,33 @@ class Pending:
     def add(self, update: int, name: str, total: Vector, weight: float, x: Model) -> None:
         """Adds ``total``, the weighted sum of an upload over clients that began with the model ``x``, to what the
         update of round ``update`` will use. ``weight`` is the sum of the clients' weights."""
-        row = (total.row if isinstance(total, Model) else total).double()
+        row = row_of(total).double()
         if isinstance(total, Model):
             self._models.add(name)
-            counts = [row[place].clone() for place in self.layout.whole_numbers]
-            row = row - weight * x.row.double()
-            for place, count in zip(self.layout.whole_numbers, counts, strict=True):
-                row[place] = count - x.row[place].double()
+            row, width = torch.cat([row, row.new_tensor([weight])]), self.layout.width
+            row[:width] -= weight * x.row[:width].double()
+            for place in self.layout.whole_numbers:
+                row[place] -= x.row[place].double()
         there = self.sums.get((update, name))
         self.sums[update, name] = row if there is None else there.add_(row)
 
     def take(self, update: int, x: Model) -> dict[str, Vector]:
-        """Removes the sums for the update of round ``update``, and returns them by the upload's name: a model is the
-        server's model ``x`` moved by the difference."""
+        """Removes the sums for the update of round ``update``, and returns them by the upload's name: a model has the
+        parameters of the server's model ``x``, moved by the difference, and the mean of the clients' buffers, in which
+        those of ``x`` have the weight that is left."""
         found: dict[str, Vector] = {}
         for key in [key for key in self.sums if key[0] == update]:
             row = self.sums.pop(key)
-            found[key[1]] = self.layout.rounded(x.row.double() + row) if key[1] in self._models else row.float()
+            found[key[1]] = self._moved(x, row[:-1], float(row[-1])) if key[1] in self._models else row.float()
         return found
+
+    def _moved(self, x: Model, row: Tensor, weight: float) -> Model:
+        now = x.row.double()
+        kept = torch.full_like(now, 1 - weight)
+        kept[: self.layout.width] = 1
+        for place in self.layout.whole_numbers:
+            kept[place] = 1
+        return self.layout.rounded(kept * now + row)
 
     def note(self, start: int, values: Mapping[str, float | None]) -> None:
         """Keeps what training has reported of the client whose start has the number ``start``, by column."""
@@ -78,6 +91,8 @@ class Pending:
             row = vectors.pop(key)
             assert isinstance(row, Tensor)
             self.sums[int(update), name] = row
+            if int(is_model) and len(row) != self.layout.row_width + 1:
+                raise UserError("the checkpoint has pending updates of another version of fedray")
             if int(is_model):
                 self._models.add(name)
         self._rows = {int(start): dict(row) for start, row in record.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -151,11 +151,11 @@ class RunState:
         values = self.server.vectors.values()
         return all(_is_finite(value.parameters if isinstance(value, Model) else value) for value in values)
 
-    def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
-        """Ends round ``number``. ``states`` maps the numbers of clients to the files with their new states, which
-        replace the old ones. ``pool`` deletes the old files, and the models of earlier rounds that nobody needs any
-        more."""
-        self.server.last_round |= dict.fromkeys(self.server.cohort.ids, number)
+    def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool, ids: Iterable[int]) -> None:
+        """Ends round ``number``, in which the clients ``ids`` have taken part. ``states`` maps the numbers of clients
+        to the files with their new states, which replace the old ones. ``pool`` deletes the old files, and the models
+        of earlier rounds that nobody needs any more."""
+        self.server.last_round |= dict.fromkeys(ids, number)
         self.earlier.forget(number, self.server.last_round)
         pool.drop([self.clients[client] for client in states if client in self.clients])
         self.clients |= states

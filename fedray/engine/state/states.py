@@ -28,7 +28,7 @@ from fedray.config import Config
 from fedray.errors import StateLost, UserError
 from fedray.util.folder_use import FolderUse, owner_of
 
-PREFIX = "fedray-"
+FOLDER_PREFIX = "fedray-"
 """The beginning of the names of folders with clients' states that are not in a run folder; a digest follows."""
 
 OF_SERVER = ".states"
@@ -77,7 +77,7 @@ class StateFolder:
         machine, and in the folder for temporary files on other machines.
         """
         run = config.run.place.absolute() / str(config.run.name)
-        own = PREFIX + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
+        own = FOLDER_PREFIX + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
             return cls(Path(config.engine.spill_dir).absolute() / own, node, str(run))
         if node == server:
@@ -177,7 +177,7 @@ class StateFolder:
     def clear_others(self) -> None:
         """Removes the folders beside this one in which other runs have left clients' states, for example on a node that
         was lost. Nobody can use these states any more, because a run that goes on takes them from its checkpoint."""
-        for path in self.path.parent.glob(f"{PREFIX}{'[0-9a-f]' * 16}"):
+        for path in self.path.parent.glob(f"{FOLDER_PREFIX}{'[0-9a-f]' * 16}"):
             if path != self.path and owner_of(path):
                 FolderUse(path).remove(patience=0)
 

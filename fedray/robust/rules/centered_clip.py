@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedray.robust.rule import Rule, lengths
+from fedray.robust.rule import Rule, bounded, lengths
 
 
 class CenteredClip(Rule):
@@ -22,7 +22,8 @@ class CenteredClip(Rule):
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
         v = torch.zeros_like(rows[0]) if before is None else before
+        usable = bounded(rows)
         for _ in range(self.passes):
-            apart = rows - v
+            apart = (rows - v) * usable[:, None]
             v = v + (apart * (self.tau / lengths(apart).clamp(min=self.tau))[:, None]).mean(dim=0)
         return v

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedray.robust.rule import Rule, lengths, weighted_sum
+from fedray.robust.rule import Rule, bounded, lengths, weighted_sum
 
 
 class GeometricMedian(Rule):
@@ -15,10 +15,17 @@ class GeometricMedian(Rule):
     2022, Algorithm 2.
     """
 
+    weighs = True
+
     def __init__(self, nu: float = 1e-6, passes: int = 8) -> None:
         self.nu, self.passes = nu, passes
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
+        usable = bounded(rows)
+        if not weights[usable].sum():
+            return rows[0] * 0
+        if not usable.all():
+            weights = weights * usable / weights[usable].sum()
         z = weighted_sum(weights, rows)
         for _ in range(self.passes):
             w = weights / lengths(rows - z).clamp(min=self.nu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedray.robust.rule import Rule, lengths, weighted_sum
+from fedray.robust.rule import Rule, bounded, lengths, weighted_sum
 
 
 class NormBound(Rule):
@@ -13,8 +13,11 @@ class NormBound(Rule):
     Sun, Kairouz, Suresh, McMahan: Can You Really Backdoor Federated Learning? arXiv 1911.07963, 2019, Section 4.
     """
 
+    weighs = True
+
     def __init__(self, norm: float) -> None:
         self.norm = norm
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
+        bounded(rows)
         return weighted_sum(weights * (self.norm / lengths(rows).clamp(min=self.norm)), rows)

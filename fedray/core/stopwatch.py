@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Clock:
-    """A stopwatch that adds up seconds by purpose: the time in ``with clock.on("gradient"): ...`` counts for the
+class Stopwatch:
+    """Adds up seconds by purpose: the time in ``with stopwatch.on("gradient"): ...`` counts for the
     gradient.
 
     Such ``with`` blocks may be nested: the time in an inner block counts only for the purpose of the inner block.
@@ -27,7 +27,7 @@ class Clock:
     @contextmanager
     def on(self, purpose: str) -> Iterator[None]:
         """Measures the code in a ``with`` block: its seconds are added to those of ``purpose``, such as ``"gradient"``.
-        The seconds in nested blocks of the same clock are left out."""
+        The seconds in nested blocks of the same stopwatch are left out."""
         self._lap()
         self._purposes.append(purpose)
         try:
@@ -38,7 +38,7 @@ class Clock:
 
     def take(self) -> dict[str, float]:
         """Returns the seconds spent on each purpose since the last call of this method, such as ``{"gradient": 1.5}``,
-        and resets the clock to zero."""
+        and resets the stopwatch to zero."""
         taken, self._seconds = self._seconds, {}
         return taken
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedray.engine.ray.local_cluster import OTHER, SHORT_PLACES, private_folder, ray_folder
-from fedray.engine.state.states import OF_SERVER, PREFIX
+from fedray.engine.state.states import FOLDER_PREFIX, OF_SERVER
 from fedray.util.cache import cache_folder
 from fedray.util.folder_use import FolderUse, in_use, owner_of
 
@@ -27,7 +27,13 @@ QUIET_SECONDS = 60.0
 container that shares the disk."""
 
 UNFINISHED = re.compile(r"\..+\.\d+")
-"""The names of files and folders that are being written, as fedray gives them in run folders: ``.NAME.PROCESS``."""
+"""The names of files that are being written, as fedray gives them in run folders: ``.NAME.PROCESS``."""
+
+UNFINISHED_CHECKPOINT = re.compile(r"\.round-\d{8}\.\d+")
+"""The names of checkpoints that are being written. No other folder has such a name."""
+
+OF_RESULTS = {"config.yaml", "sweep.yaml", "suite.yaml"}
+"""Files by which folders of runs, sweeps and suites are known. In other folders such names may be the user's."""
 
 SCRATCH = "fedray-tune-"
 """The beginning of the names of a sweep's folders for temporary files; eight characters follow."""
@@ -40,7 +46,7 @@ DIGEST = "[0-9a-f]" * 16
 
 
 @dataclass(frozen=True)
-class Leaving:
+class Leftover:
     """A file or folder that a run has made for its own use on the machine ``host``, and may have left behind.
 
     ``kind`` says what it is, such as "clients' states" or "unfinished file". ``run`` names the run or process to which
@@ -59,7 +65,7 @@ class Leaving:
     removed: bool = False
 
 
-def find_leavings(outputs: Sequence[str], spill_dir: str | None, remove: bool = False) -> list[Leaving]:
+def find_leftovers(outputs: Sequence[str], spill_dir: str | None, remove: bool = False) -> list[Leftover]:
     """Returns the files and folders that runs have made for their own use on this machine, of ended and of living runs.
 
     ``outputs`` are the paths of folders below which run folders are looked for. ``spill_dir`` is the folder of the
@@ -73,25 +79,28 @@ def find_leavings(outputs: Sequence[str], spill_dir: str | None, remove: bool = 
     return [_removed(each) if remove and each.used is False else each for each in measured]
 
 
-def _states(spill_dir: str | None) -> Iterator[Leaving]:
+def _states(spill_dir: str | None) -> Iterator[Leftover]:
     for place in (tempfile.gettempdir(), *([spill_dir] if spill_dir else [])):
-        for path in Path(place).absolute().glob(PREFIX + DIGEST):
-            yield Leaving("clients' states", str(path), owner_of(path), in_use(path))
+        for path in Path(place).absolute().glob(FOLDER_PREFIX + DIGEST):
+            yield Leftover("clients' states", str(path), owner_of(path), in_use(path))
 
 
-def _in_outputs(outputs: Sequence[str]) -> Iterator[Leaving]:
+def _in_outputs(outputs: Sequence[str]) -> Iterator[Leftover]:
     for output in outputs:
+        inside: set[str] = set()
         for place, folders, files in os.walk(Path(output).absolute()):
-            for name in (*folders, *files):
-                path = Path(place, name)
-                if name == OF_SERVER:
-                    yield Leaving("clients' states", str(path), owner_of(path) or place, in_use(path))
-                elif UNFINISHED.fullmatch(name):
-                    yield _unfinished(path, place)
-            folders[:] = [name for name in folders if name != OF_SERVER and not UNFINISHED.fullmatch(name)]
+            if OF_SERVER in folders:
+                path = Path(place, OF_SERVER)
+                yield Leftover("clients' states", str(path), owner_of(path) or place, in_use(path))
+            if place in inside or OF_RESULTS & {*files}:
+                inside |= {os.path.join(place, name) for name in folders}
+                left = [name for name in folders if UNFINISHED_CHECKPOINT.fullmatch(name)]
+                for name in (*left, *filter(UNFINISHED.fullmatch, files)):
+                    yield _unfinished(Path(place, name), place)
+            folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def _of_ray(commands: str) -> Iterator[Leaving]:
+def _of_ray(commands: str) -> Iterator[Leftover]:
     """Yields the files of Ray clusters in the folder that fedray and ``ray up`` with its configuration use, those of
     other jobs of Slurm, and the short links to them. A cluster's processes have its folder in their commands."""
     for path in private_folder().glob("session_[0-9]*"):
@@ -103,26 +112,26 @@ def _of_ray(commands: str) -> Iterator[Leaving]:
                 yield _of_cluster(path, str(path) in commands)
         for path in place.glob(f"fedray-{os.getuid()}/{DIGEST}"):
             if path.is_symlink():
-                yield Leaving("link to Ray's files", str(path), "", str(path) in commands)
+                yield Leftover("link to Ray's files", str(path), "", str(path) in commands)
 
 
-def _of_cluster(path: Path, seen: bool) -> Leaving:
-    return Leaving("Ray's files", str(path), "", seen or _idle(path) < QUIET_SECONDS)
+def _of_cluster(path: Path, seen: bool) -> Leftover:
+    return Leftover("Ray's files", str(path), "", seen or _idle(path) < QUIET_SECONDS)
 
 
-def _of_sweeps() -> Iterator[Leaving]:
+def _of_sweeps() -> Iterator[Leftover]:
     for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}????????"):
-        yield Leaving("files of a sweep", str(path), owner_of(path), in_use(path))
+        yield Leftover("files of a sweep", str(path), owner_of(path), in_use(path))
 
 
-def _in_cache() -> Iterator[Leaving]:
+def _in_cache() -> Iterator[Leftover]:
     cache = cache_folder()
     for path in (*cache.glob("mapped/*.copy"), *cache.glob("mapped/*.partial"), *cache.glob("tmp????????")):
         yield _unfinished(path, "")
 
 
-def _unfinished(path: Path, run: str) -> Leaving:
-    return Leaving("unfinished file", str(path), run, _idle(path) < UNFINISHED_SECONDS)
+def _unfinished(path: Path, run: str) -> Leftover:
+    return Leftover("unfinished file", str(path), run, _idle(path) < UNFINISHED_SECONDS)
 
 
 def _idle(path: Path) -> float:
@@ -137,9 +146,9 @@ def _is_own(path: str) -> bool:
         return False
 
 
-def _measured(leaving: Leaving) -> Leaving:
-    size, changed = _measure(leaving.path)
-    return replace(leaving, host=platform.node(), size=size, changed=changed)
+def _measured(leftover: Leftover) -> Leftover:
+    size, changed = _measure(leftover.path)
+    return replace(leftover, host=platform.node(), size=size, changed=changed)
 
 
 def _measure(path: str) -> tuple[int, float]:
@@ -153,16 +162,16 @@ def _measure(path: str) -> tuple[int, float]:
     return size, changed
 
 
-def _removed(leaving: Leaving) -> Leaving:
-    path = Path(leaving.path)
-    if leaving.kind == "clients' states":
+def _removed(leftover: Leftover) -> Leftover:
+    path = Path(leftover.path)
+    if leftover.kind == "clients' states":
         # only if nobody has begun to use it meanwhile
         FolderUse(path).remove(patience=0)
     elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-    return replace(leaving, removed=not os.path.lexists(path))
+    return replace(leftover, removed=not os.path.lexists(path))
 
 
 def _command_lines() -> str:

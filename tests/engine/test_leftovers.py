@@ -17,8 +17,8 @@ import pytest
 from processes import loaded
 
 from fedray.cli.main import main
-from fedray.engine.machines import leavings
-from fedray.engine.machines.leavings import QUIET_SECONDS, UNFINISHED_SECONDS, Leaving, find_leavings
+from fedray.engine.machines import leftovers
+from fedray.engine.machines.leftovers import QUIET_SECONDS, UNFINISHED_SECONDS, Leftover, find_leftovers
 from fedray.engine.state.states import StateFolder
 from fedray.util.folder_use import FolderUse, in_use
 
@@ -59,7 +59,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("temporary", "ray", "cache", "w"):
         (tmp_path / name).mkdir(mode=0o700)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(leavings, "SHORT_PLACES", (str(tmp_path / "temporary"),))
+    monkeypatch.setattr(leftovers, "SHORT_PLACES", (str(tmp_path / "temporary"),))
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "ray"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path / "w")
@@ -107,8 +107,8 @@ def test_other_users_read_no_states(tmp_path: Path) -> None:
     assert (tmp_path / "states").stat().st_mode & 0o777 == 0o700
 
 
-def found(**arguments: Any) -> dict[str, Leaving]:
-    return {Path(each.path).name: each for each in find_leavings(["runs"], None, **arguments)}
+def found(**arguments: Any) -> dict[str, Leftover]:
+    return {Path(each.path).name: each for each in find_leftovers(["runs"], None, **arguments)}
 
 
 def test_states(places: Path, write: Any) -> None:
@@ -129,7 +129,11 @@ def test_states(places: Path, write: Any) -> None:
 
 
 def test_unfinished_files(places: Path) -> None:
-    for name in ("runs/x/.metrics.csv.123", "runs/x/checkpoints/.round-00000001.123/a", "runs/x/metrics.csv"):
+    mine = [".notes.2024", ".exp.1/config.yaml", ".exp.1/summary.json", "y/.todo.1", "x/.results.1/a", "x/metrics.csv"]
+    for name in (
+        "runs/x/.metrics.csv.123", "runs/x/checkpoints/.round-00000001.123/a", "runs/x/config.yaml",
+        *(f"runs/{each}" for each in mine),
+    ):  # fmt: skip
         path = places / "w" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -143,7 +147,11 @@ def test_unfinished_files(places: Path) -> None:
     assert {name: each.removed for name, each in found(remove=True).items()} == {
         ".metrics.csv.123": True, ".round-00000001.123": True,
     }  # fmt: skip
-    assert [path.name for path in (places / "w/runs/x").iterdir() if path.is_file()] == ["metrics.csv"]
+    assert sorted(path.name for path in (places / "w/runs/x").iterdir() if path.is_file()) == [
+        "config.yaml", "metrics.csv",
+    ]  # fmt: skip
+    # what has such a name, but is the user's, or a run that is called so
+    assert all((places / "w/runs" / each).exists() for each in mine)
 
 
 def test_ray_files(places: Path) -> None:
