@@ -20,7 +20,7 @@ from fedray.client.private import PrivateRows
 from fedray.core.local_training import LocalTraining
 from fedray.core.private import mask_of
 from fedray.core.samples import Indices, Samples
-from fedray.core.seeds import Purpose
+from fedray.core.seeds import Purpose, torch_seed
 from fedray.core.sending import column
 from fedray.core.stopwatch import Stopwatch
 from fedray.core.vectors import Model
@@ -231,6 +231,20 @@ class ClientPhase:
         assert self._initial is not None
         models = [self._initial(client if per_client else None) for client in self.stack.ids]
         return Model(torch.stack([model.row for model in models]), models[0].width)
+
+    def generator(self, row: int, draw: int = 0) -> torch.Generator:
+        """Returns a new torch generator on the CPU, from which a rule draws random numbers for the client in ``row`` of
+        the stack.
+
+        The generator's numbers depend only on ``run.seed``, the round, the client and ``draw``, a whole number that
+        tells the draws of a round from each other, in whichever phase they are. They do not depend on which clients
+        are trained together, as those of the global generators would.
+
+        Example:
+            noise = torch.stack([torch.randn(width, generator=client.generator(row)) for row in range(client.size)])
+        """
+        drawn = torch_seed(self.data.training.seed, Purpose.ALGORITHM, self.round, self.stack.ids[row], draw)
+        return torch.Generator().manual_seed(drawn)
 
     def at_epochs(self, carry: Carry, j: int) -> Carry:
         """Resets momentum at the beginning of an epoch, if ``train.momentum_reset`` is ``epoch``: returns the carry

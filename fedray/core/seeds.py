@@ -64,6 +64,8 @@ class Purpose(IntEnum):
     """Which clients are Byzantine, and the noise that they send (``attack``)."""
     PRIVACY = 20
     """The noise of differential privacy (``privacy``)."""
+    ALGORITHM = 21
+    """What the rules of user-defined algorithms draw."""
 
 
 class _Unseeded(ISeedSequence):
@@ -146,14 +148,16 @@ def every_rng(seed: int, purpose: Purpose, *coordinates: int) -> AbstractContext
 
 def drawn_by(run: Callable[[], Any]) -> set[str]:
     """Finds out whether a model draws random numbers: calls ``run()``, for example a forward pass, and returns the
-    global generators from which the call has drawn, as a set of the names ``torch``, ``python`` and ``numpy``. The
-    generators of GPUs are not looked at."""
+    global generators from which the call has drawn, as a set of the names ``torch``, ``python`` and ``numpy``. Draws in
+    a context of this module that seeds them do not count. The generators of GPUs are not looked at."""
     import torch
 
     def states() -> dict[str, bytes]:
-        numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-        found = {"torch": torch.random.get_rng_state().tolist(), "python": random.getstate(), "numpy": numpy}
-        return {name: pickle.dumps(state) for name, state in found.items()}
+        # another thread may be in such a context
+        with _generators:
+            numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+            found = {"torch": torch.random.get_rng_state().tolist(), "python": random.getstate(), "numpy": numpy}
+            return {name: pickle.dumps(state) for name, state in found.items()}
 
     before = states()
     run()

@@ -90,7 +90,7 @@ class Asynchronous:
         for update, some in groupby(sorted(starts, key=lambda start: (_update_of(start), *_order(start))), _update_of):
             members = list(some)
             server.cohort = self._cohort(members, self._weights(update, members))
-            with server_rule(algorithm, "broadcast", server.round, PHASE):
+            with server_rule(algorithm, "broadcast", server, PHASE):
                 broadcast = algorithm.broadcast(server, PHASE)
             handle = queue.pool.publish(broadcast.shared) if handle is None else handle
             sent = [Sent(handle, broadcast.scalars)]
@@ -132,7 +132,7 @@ class Asynchronous:
         server = self.state.server
         if sums := self.state.pending.take(number, server["x"]):
             algorithm = self.experiment.algorithm
-            with server_rule(algorithm, "server_update", number, PHASE):
+            with server_rule(algorithm, "server_update", server, PHASE):
                 algorithm.server_update(server, PHASE, sums, {})
 
     def _asked(self, number: int) -> Asked:

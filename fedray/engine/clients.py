@@ -33,6 +33,7 @@ from fedray.engine.state.widths import state_widths
 from fedray.engine.tasks import Blocks, Handle
 from fedray.experiment.experiment import Experiment
 from fedray.gradients.compiled import Compiled
+from fedray.gradients.known_code import is_of_known, unknown_code
 from fedray.gradients.loop import LoopNetwork
 from fedray.gradients.network import Network
 from fedray.gradients.stack import StackNetwork
@@ -76,11 +77,16 @@ class Clients:
         on_gpu = self.device.type == "cuda" and experiment.config.engine.profile
         self.stopwatch = Stopwatch(torch.cuda.synchronize) if on_gpu else Stopwatch()
         kind = StackNetwork if experiment.vectorize else LoopNetwork
-        behaviour = experiment.facts.behaviour
+        behaviour, module = experiment.facts.behaviour, experiment.build_model()
+        user_defined = unknown_code(module, experiment.task) is not None
+        # the user's code may draw for other mini-batches than those of the trial passes, or later
+        draws = bool(behaviour.draws) or user_defined
         self.network: Network = kind(
-            experiment.build_model(), experiment.task, self.device, experiment.precision, experiment.draws,
+            module, experiment.task, self.device, experiment.precision, draws,
             behaviour.changing, behaviour.writes, behaviour.overwrites,
         )  # fmt: skip
+        others = *type(self.algorithm).__mro__, *experiment.upload
+        self.user_defined = user_defined or not all(map(is_of_known, others))
         if behaviour.draws - {"torch"}:
             self.network.rng = every_rng
         if experiment.compile:
@@ -96,7 +102,7 @@ class Clients:
         self.test = self._samples(data.x_test, data.y_test)
         self.lanes = self._fitting_lanes()
         if experiment.replay:
-            self.network.replay(self.lanes, self._lines.append)
+            self.network.replay(self.lanes, self.say)
         self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
 
     @property
@@ -170,9 +176,13 @@ class Clients:
         self.lanes = lanes
         self._lines.append(f"{_lanes(lanes)} from now on, because {why}")
         if self.experiment.replay:
-            self.network.replay(lanes, self._lines.append)
+            self.network.replay(lanes, self.say)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def say(self, line: str) -> None:
+        """Keeps a line of text for the user, which the result of the current task brings along."""
+        self._lines.append(line)
 
     def take_lines(self) -> tuple[str, ...]:
         """Returns the lines of text for the user that this process has collected since the last call."""

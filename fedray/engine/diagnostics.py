@@ -110,7 +110,7 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     ids = np.flatnonzero(state.sizes)
     everybody.server = replace(state.server, cohort=cohort_of(ids, state, experiment, number))
     phase = algorithm.phases[0]
-    with server_rule(algorithm, "broadcast", number, phase):
+    with server_rule(algorithm, "broadcast", state.server, phase):
         broadcast = algorithm.broadcast(everybody.server, phase)
     sent = [Sent(queue.pool.publish(broadcast.shared), broadcast.scalars)]
     cutter = TaskCutter(queue.pool, experiment.training, experiment.chunk, state.layout.row_width, experiment.lanes)
@@ -168,7 +168,7 @@ class VirtualModel:
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         assert isinstance(experiment.algorithm, Measured)
         self.algorithm = algorithm = experiment.algorithm
-        with server_rule(algorithm, "broadcast", state.server.round, algorithm.phases[0]):
+        with server_rule(algorithm, "broadcast", state.server, algorithm.phases[0]):
             broadcast = algorithm.broadcast(state.server, algorithm.phases[0])
         cohort = state.as_cohort(state.server, broadcast)
         client = together(cohort)

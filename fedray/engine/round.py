@@ -136,7 +136,7 @@ def run_round(
     if experiment.privacy is not None and not server.cohort.ids:
         sums = state.with_private(released({}, state, experiment.privacy))
         phase = experiment.algorithm.phases[0]
-        with server_rule(experiment.algorithm, "server_update", number, phase):
+        with server_rule(experiment.algorithm, "server_update", server, phase):
             experiment.algorithm.server_update(server, phase, sums, {})
     with queue.profile.measure("transport"):
         queue.pool.settle()
@@ -176,9 +176,9 @@ def _train(
     sent: list[Sent] = []
     for phase in algorithm.phases:
         if phase == algorithm.server_training_before:
-            with server_rule(algorithm, "server_training", server.round):
+            with server_rule(algorithm, "server_training", server):
                 server.vectors |= server_training.result()
-        with server_rule(algorithm, "broadcast", server.round, phase):
+        with server_rule(algorithm, "broadcast", server, phase):
             broadcast = algorithm.broadcast(server, phase)
         shared = with_clip(broadcast.shared, state, experiment.privacy)
         sent.append(Sent(queue.pool.publish(shared), broadcast.scalars))
@@ -197,7 +197,7 @@ def _train(
             result.states, result.changes_clients = {}, False
             break
         totals = state.with_private(aggregates)
-        with server_rule(algorithm, "server_update", server.round, phase):
+        with server_rule(algorithm, "server_update", server, phase):
             algorithm.server_update(server, phase, totals, sums.scalars)
 
     result.samples = cutter.samples

@@ -10,7 +10,7 @@ import numpy as np
 from fedray.algorithms.base import Broadcast
 from fedray.algorithms.server_state import ServerState
 from fedray.client.phase import ClientPhase, Stack
-from fedray.core.seeds import SERVER, Purpose, stream
+from fedray.core.seeds import SERVER, Purpose, drawn_by, stream
 from fedray.core.stopwatch import Stopwatch
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import FLASH, is_refused, nondeterministic_operations, note, strictly
@@ -19,6 +19,7 @@ from fedray.engine.phase_runner import PhaseRunner
 from fedray.engine.process import describe
 from fedray.engine.rehearsal import Rehearsed, rehearsed
 from fedray.engine.tasks import EvalTask, PhaseTask, Task, TaskResult
+from fedray.warning import WARNING
 
 
 class Worker:
@@ -57,21 +58,34 @@ class Worker:
         return describe(self.clients.device.type) | {"nondeterministic": self.rehearsed.operations}
 
     def _done(self, task: Task, following: Task | None, settled: bool) -> TaskResult:
-        result: TaskResult
         stopwatch = self.clients.stopwatch
         with stopwatch.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
-            if isinstance(task, PhaseTask):
-                result = self.phases.run(task, following if isinstance(following, PhaseTask) else None)
-            elif isinstance(task, EvalTask):
-                result = self.evaluator.evaluate(task)
-            else:
-                result = self.evaluator.score(task)
+            do = self._watched if self.clients.user_defined else self._result
+            result = do(task, following)
             if settled:
                 with stopwatch.on("transport"):
                     self.settle()
         result.seconds, result.nondeterministic = stopwatch.take(), nondeterministic_operations()
         result.lines = self.clients.take_lines()
         return result
+
+    def _result(self, task: Task, following: Task | None) -> TaskResult:
+        if isinstance(task, PhaseTask):
+            return self.phases.run(task, following if isinstance(following, PhaseTask) else None)
+        return self.evaluator.evaluate(task) if isinstance(task, EvalTask) else self.evaluator.score(task)
+
+    def _watched(self, task: Task, following: Task | None) -> TaskResult:
+        """Returns the result of a task in which user-defined code runs, and tells the user if the code draws random
+        numbers that would be others in another run."""
+        results: list[TaskResult] = []
+        if drawn := drawn_by(lambda: results.append(self._result(task, following))):
+            self.clients.say(
+                f"{WARNING}user-defined code has drawn random numbers from the global generator of "
+                f"{' and of '.join(sorted(drawn))}, which fedray has not seeded for it, so another run would draw "
+                "others: an algorithm must draw from client.generator(row), a step of train.upload from "
+                "upload.generator(row), and a model from torch's generator, or from any in its first forward pass"
+            )
+        return results[0]
 
     def settle(self) -> None:
         """Waits until the clients' new states, of all tasks so far, are in their files. Raises

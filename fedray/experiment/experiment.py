@@ -153,10 +153,6 @@ class Experiment:
         return lr * of_clients.factor(number), train.server_lr * of_server.factor(number)
 
     @property
-    def draws(self) -> bool:
-        return self.facts.draws
-
-    @property
     def server_device(self) -> str:
         """The device on which the server computes: ``cpu``, or the clients' device if the server has a share of a GPU
         (``engine.server_gpus``)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,9 +29,9 @@ def unknown_code(module: nn.Module, task: Task) -> str | None:
     """
     if unknown := unknown_layer(module):
         return unknown
-    if not _is_of_known(task.loss):
+    if not is_of_known(task.loss):
         return "the loss is user-defined"
-    if task.followed is not None and not _is_of_known(task.metrics[task.followed].values):
+    if task.followed is not None and not is_of_known(task.metrics[task.followed].values):
         return f"the metric {task.followed} is user-defined"
     return None
 
@@ -50,7 +49,7 @@ def unknown_layer(module: nn.Module) -> str | None:
         if isinstance(layer, (GraphModule, ScriptModule)) or any(map(_adds_code, type(layer).__mro__)):
             return f"{name} has user-defined code"
         for key, value in vars(layer).items():
-            if callable(value) and (hasattr(type(layer), key) or not _is_of_known(value)):
+            if callable(value) and (hasattr(type(layer), key) or not is_of_known(value)):
                 return f"the {key} of a layer {name} is not torch's"
     return None
 
@@ -85,10 +84,11 @@ def _adds_code(kind: type) -> bool:
     """Returns whether ``kind``, a class of layers, is user-defined and has methods or properties besides ``__init__``,
     such as a ``forward``, which may keep state."""
     members = (value for name, value in vars(kind).items() if name != "__init__")
-    return not _is_of_known(kind) and any(callable(value) or hasattr(value, "__get__") for value in members)
+    return not is_of_known(kind) and any(callable(value) or hasattr(value, "__get__") for value in members)
 
 
-def _is_of_known(function: Callable[..., Any]) -> bool:
+def is_of_known(function: Any) -> bool:
+    """Returns whether ``function``, a function or a class, is from the :data:`KNOWN` packages."""
     while isinstance(function, partial):
         function = function.func
     home = getattr(function, "__module__", None)

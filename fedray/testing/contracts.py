@@ -320,7 +320,7 @@ class AlgorithmContract:
 
 OTHER_MODEL = (
     "two runs that should be the same end with other models: what lasts must be in server[...] or Result(state=...), "
-    "not on self, and random numbers must not come from the global generators"
+    "not on self, and random numbers of clients must come from client.generator(row)"
 )
 
 

@@ -28,6 +28,7 @@ from fedray.engine.opening import open_run
 from fedray.engine.pool import Pool
 from fedray.engine.process import computing_process
 from fedray.engine.run import Run
+from fedray.engine.server_rules import server_rule
 from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
 from fedray.engine.worker import Worker
@@ -199,7 +200,8 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
     state.earlier.remember(1, server["x"])
     sent: list[Sent] = []
     for phase in algorithm.phases:
-        broadcast = algorithm.broadcast(server, phase)
+        with server_rule(algorithm, "broadcast", server, phase):
+            broadcast = algorithm.broadcast(server, phase)
         sent.append(Sent(run.pool.publish(broadcast.shared), broadcast.scalars))
         yield (
             phase,
@@ -236,7 +238,8 @@ def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], di
             sums.add(task, result)
         _check_returned(tasks, returned)
         assert [repr(task) for task in tasks] == before, "a pool changed a task"
-        algorithm.server_update(state.server, phase, sums.totals(), sums.scalars)
+        with server_rule(algorithm, "server_update", state.server, phase):
+            algorithm.server_update(state.server, phase, sums.totals(), sums.scalars)
     return found
 
 

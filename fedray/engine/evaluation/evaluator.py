@@ -90,7 +90,7 @@ class Evaluator:
         numbers are seeded by the run's seed and ``coordinates``, integers that identify the evaluation (such as the
         numbers of a round and a client), so that the evaluation can be repeated. For other modules the context does
         nothing."""
-        if not self.experiment.draws:
+        if not self.network.draws:
             return contextlib.nullcontext()
         return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 

@@ -127,7 +127,7 @@ class RunState:
             test_samples=len(data.y_test),
         )
         worker.clients.network.unload()
-        with server_rule(algorithm, "init_server", 0):
+        with server_rule(algorithm, "init_server", server):
             algorithm.init_server(server)
         state = cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
         state.private, state.private_from = worker.clients.private, algorithm.private_from
