@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedray.core.linear import is_adapter
 from fedray.core.norms import norm_layers
+from fedray.core.places import Places
 from fedray.core.vectors import Layout
 from fedray.errors import UserError, near_miss
 
@@ -25,14 +26,17 @@ def private_names(module: nn.Module, layout: Layout, patterns: Sequence[str], wh
     """Returns the names of the trainable parameters and changing buffers of ``module`` that ``patterns`` name.
 
     A pattern is one of :data:`SHORTCUTS`, the name of a parameter, buffer or layer, or a pattern of names with ``*``,
-    such as ``*.bias``. Raises :class:`UserError`, which begins with ``what``, if nothing has such a name. A model need
-    not have what a shortcut names.
+    such as ``*.bias``. A tensor that layers share goes by the name that it has in any of them; the result has its first
+    name. Raises :class:`UserError`, which begins with ``what``, if nothing has such a name. A model need not have what
+    a shortcut names.
     """
-    names = [slot.name for slot in layout.slots]
-    names += [slot.name for block in layout.blocks for slot in block.slots]
+    first = [slot.name for slot in layout.slots]
+    first += [slot.name for block in layout.blocks for slot in block.slots]
+    names = {name: name for name in first}
+    names |= {other: name for other, name in Places(module).aliases.items() if name in names}
     found: set[str] = set()
     for pattern in patterns:
-        chosen = set(_chosen(module, names, pattern))
+        chosen = _chosen(module, names, pattern)
         if not chosen and pattern not in SHORTCUTS:
             near = near_miss(pattern, [*names, *SHORTCUTS])
             raise UserError(f"{what}: the model has no parameter and no layer {pattern!r}{near}")
@@ -94,14 +98,16 @@ def check_head(module: nn.Module, last_called: str | None, asked: Mapping[str, S
             )
 
 
-def _chosen(module: nn.Module, names: Sequence[str], pattern: str) -> Iterator[str]:
+def _chosen(module: nn.Module, names: Mapping[str, str], pattern: str) -> set[str]:
+    """Returns the first names of the tensors that ``pattern`` names. ``names`` maps all names to first names."""
+    if pattern == "base":
+        return {*names.values()} - _chosen(module, names, "head")
     if pattern not in SHORTCUTS:
-        yield from (name for name in names if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern))
-        return
+        return {names[name] for name in names if name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)}
     if pattern == "norm":
         layers = [name for name, _ in norm_layers(module)]
     else:
         layers = [name for name, _ in layers_with_parameters(module)][-1:]
     inside = {name for name in names if name_of_layer(name).rpartition(".")[0] in layers}
     inside |= {name for name in names if name_of_layer(name) in layers}
-    yield from (name for name in names if (name in inside) != (pattern == "base"))
+    return {names[name] for name in inside}

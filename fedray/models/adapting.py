@@ -12,6 +12,7 @@ from torch import nn
 from fedray.config.model import PeftConfig
 from fedray.core.linear import is_adapter
 from fedray.core.norms import TRACKING_NORMS, freeze
+from fedray.core.places import Places
 from fedray.core.private import private_names
 from fedray.core.vectors import Layout
 from fedray.errors import UserError, near_miss
@@ -21,12 +22,15 @@ from fedray.usercode.importing import as_user_error
 def adapt(module: nn.Module, peft: PeftConfig, trainable: Sequence[str] | None) -> None:
     """Freezes all parameters of ``module`` but those that ``trainable`` names (see
     :func:`fedray.core.private.private_names`) and those of the layers that ``peft`` asks for, which are added in place.
-    With ``peft`` the last layer is trained too unless ``trainable`` is set.
+    With ``peft`` the last layer is trained too, except for weights that it shares with another, unless ``trainable`` is
+    set.
 
     Raises :class:`UserError` if nothing has such a name, or the layers can't be added.
     """
     patterns = ["head"] if trainable is None else trainable
     trained = private_names(module, Layout(module), patterns, "model.trainable")
+    if trainable is None:
+        trained -= {*Places(module).aliases.values()}
     named = dict(module.named_parameters())
     chosen = [named[name] for name in trained if name in named]
     for parameter in named.values():

@@ -1,4 +1,4 @@
-"""Weights of a model whose layers share parameters, in files that have them under any of their names."""
+"""Models whose layers share parameters: their weights in files, and their layers by any of their names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from torch import Tensor, nn
 
 from fedray import UserError
 from fedray.config import load
+from fedray.config.model import PeftConfig
+from fedray.core.private import private_names
+from fedray.core.vectors import Layout
 from fedray.data.sources.source import Source
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
+from fedray.models.adapting import adapt
 
 rng = np.random.default_rng(0)
 X, Y = rng.integers(0, 9, (40, 5)), rng.integers(0, 9, (40, 5))
@@ -79,3 +83,31 @@ def test_a_missing_tensor_is_named(tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"has no tensor 'words.weight'"):
         loaded(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["score"], {"words.weight"}),
+        (["score.*"], {"words.weight"}),
+        (["words"], {"words.weight"}),
+        (["head"], {"words.weight"}),
+        (["base"], {"mix.weight", "mix.bias"}),
+        (["head", "base"], {"words.weight", "mix.weight", "mix.bias"}),
+    ],
+)
+def test_layers_are_named_by_any_name_of_their_weights(patterns, names):
+    model = Words()
+    assert private_names(model, Layout(model), patterns) == names
+
+
+def test_matrices_beside_a_model_leave_shared_weights_as_they_are():
+    """A head is trained too, but not the embedding of a language model, whose weights it may have."""
+    pytest.importorskip("peft")
+    tied, untied = Words(), Words()
+    untied.score.weight = nn.Parameter(untied.score.weight.detach().clone())
+    found = []
+    for model in (tied, untied):
+        adapt(model, PeftConfig(kind="lora", r=2), None)
+        found.append({name for name, each in model.named_parameters() if each.requires_grad and "lora" not in name})
+    assert found == [set(), {"score.weight"}]
