@@ -12,12 +12,14 @@ compiles the code, and if an object changes as it is used.
 from __future__ import annotations
 
 import dis
+import functools
 import hashlib
 import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,7 +142,16 @@ def _code(code: types.CodeType) -> Iterator[_Part]:
     yield code.co_code
     yield f"{code.co_flags} {code.co_argcount} {code.co_kwonlyargcount} {code.co_posonlyargcount}"
     yield " ".join([*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars, "|", *code.co_cellvars])
-    yield from map(_Object, code.co_consts)
+    constants = code.co_consts
+    # of the code of a function, not of a class or a comprehension
+    if code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<") and _begins_with_text(constants):
+        constants = (None, *constants[1:])
+    yield from map(_Object, constants)
+
+
+def _begins_with_text(constants: tuple[Any, ...]) -> bool:
+    """Returns whether the ``constants`` of a function's code begin with a docstring."""
+    return isinstance(next(iter(constants), None), str)
 
 
 def _function(function: types.FunctionType) -> Iterator[_Part]:
@@ -153,8 +164,6 @@ def _function(function: types.FunctionType) -> Iterator[_Part]:
             yield _Object(vars(function))
         return
     code = function.__code__
-    if function.__doc__ and code.co_consts[:1] == (function.__doc__,):
-        code = code.replace(co_consts=(None, *code.co_consts[1:]))
     for part in (code, function.__defaults__, function.__kwdefaults__, vars(function)):
         yield _Object(part)
     for cell in function.__closure__ or ():
@@ -163,7 +172,7 @@ def _function(function: types.FunctionType) -> Iterator[_Part]:
         except ValueError:
             yield "empty"
     uses = _uses(code)
-    yield from _globals(uses["global"], uses["attribute"], function.__globals__, set())
+    yield from _globals(uses["global"], uses, function.__globals__, set())
     if uses["module"]:
         package = function.__globals__.get("__package__") or home.rpartition(".")[0]
         yield source_digest(uses["module"], package, uses["attribute"])
@@ -171,22 +180,34 @@ def _function(function: types.FunctionType) -> Iterator[_Part]:
 
 def _uses(code: types.CodeType) -> dict[str, set[str]]:
     """Returns the names that the code of a function and of the functions in it uses, as sets under the keys "global",
-    "attribute" and "module" (an imported module)."""
-    found: dict[str, set[str]] = {kind: set() for kind in USES.values()}
-    for step in dis.get_instructions(code):
+    "attribute" and "module" (an imported module), and under "whole" the globals of which it uses more than attributes.
+    """
+    found: dict[str, set[str]] = {kind: set() for kind in (*USES.values(), "whole")}
+    steps = list(dis.get_instructions(code))
+    for step, following in zip_longest(steps, steps[1:]):
         # names like __name__ only tell where the code is
-        if step.opname in USES and not (step.argval.startswith("__") and step.argval.endswith("__")):
-            found[USES[step.opname]].add(step.argval)
+        if step.opname not in USES or (step.argval.startswith("__") and step.argval.endswith("__")):
+            continue
+        kind = USES[step.opname]
+        found[kind].add(step.argval)
+        if kind == "global" and USES.get(getattr(following, "opname", "")) != "attribute":
+            found["whole"].add(step.argval)
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             found = {kind: found[kind] | names for kind, names in _uses(each).items()}
     return found
 
 
-def _globals(names: set[str], attributes: set[str], namespace: dict[str, Any], modules: set[str]) -> Iterator[_Part]:
-    """Yields the globals in ``namespace`` that a function's code uses, ``names``, each followed by its value. Of a
-    module of the user's only those members count that the code uses as ``attributes``. ``modules`` collects the modules
-    that have been counted, so that each counts once."""
+def _globals(
+    names: set[str], uses: Mapping[str, set[str]], namespace: dict[str, Any], modules: set[str]
+) -> Iterator[_Part]:
+    """Yields the globals in ``namespace`` that a function's code uses, ``names``, each followed by its value.
+
+    ``uses`` are all names that the code uses (:func:`_uses`). Of a module of the user's only those members count that
+    it uses as attributes, unless it does more with the module. ``modules`` collects the modules that have been counted,
+    so that each counts once.
+    """
+    attributes = uses["attribute"]
     for name in sorted(names & namespace.keys()):
         value = namespace[name]
         home = sys.modules.get(type(value).__module__)
@@ -198,13 +219,26 @@ def _globals(names: set[str], attributes: set[str], namespace: dict[str, Any], m
             yield _Object(value)
         elif is_library(value.__name__):
             yield value.__name__
-        elif value.__name__ not in modules:
-            modules.add(value.__name__)
-            yield from _globals(attributes, attributes, vars(value), modules)
+        else:
+            if name in uses["whole"]:
+                yield _Object(value)
+            if value.__name__ not in modules:
+                modules.add(value.__name__)
+                yield from _globals(attributes, uses, vars(value), modules)
 
 
-METHODS = (types.FunctionType, staticmethod, classmethod, property)
+METHODS = (
+    types.FunctionType, staticmethod, classmethod, property, functools.singledispatchmethod, functools.partialmethod,
+    functools.partial, functools.cached_property,
+)  # fmt: skip
 """Types of what may be code under a name such as ``__new__``."""
+
+
+def _is_code(value: Any) -> bool:
+    """Returns whether ``value``, which a class has under a name such as ``__call__``, may be code of the user's."""
+    if isinstance(value, METHODS) or hasattr(value, "__wrapped__"):
+        return True
+    return callable(value) and not is_library(_module_of(type(value)))
 
 
 def _class(cls: type) -> Iterator[_Part]:
@@ -215,7 +249,7 @@ def _class(cls: type) -> Iterator[_Part]:
     yield from map(_Object, (type(cls), *cls.__bases__))
     for name, value in sorted(vars(cls).items()):
         # Python, abc and pydantic store internal data under such names
-        is_note = name == "_abc_impl" or (name.startswith("__") and not isinstance(value, METHODS))
+        is_note = name == "_abc_impl" or (name.startswith("__") and not _is_code(value))
         # what a named tuple is made of is in its fields
         is_note = is_note or (name == "__new__" and "_fields" in vars(cls))
         if name == "__pydantic_fields__" or not is_note:

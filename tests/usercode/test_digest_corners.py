@@ -200,6 +200,39 @@ def test_a_module_that_a_function_has_in_hand(late: Path) -> None:
     assert digest() != first
 
 
+@pytest.mark.parametrize("use", ["m.f(a) + getattr(m, 'g')(a)", "m.f(a) + vars(m)['g'](a)", "(m.f(a), m)"])
+def test_a_module_that_is_used_for_more_than_its_attributes(late: Path, use: str) -> None:
+    file = late / "late_pkg" / "inner.py"
+
+    def digest(n: int) -> str:
+        file.write_text(f"def f(a):\n    return a\n\n\ndef g(a):\n    return {n} * a\n")
+        sys.modules.pop("late_pkg.inner", None)
+        import late_pkg.inner as inner
+
+        thing = made_by(f"def thing(a):\n    return {use}\n")
+        thing.__globals__["m"] = inner
+        return code_digest(thing)
+
+    assert digest(1) == digest(1) != digest(2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'def thing(a):\n    def f(b):\n        "{}"\n        return b\n    return f(a)\n',
+        'def thing(a):\n    class F:\n        def f(self, b):\n            "{}"\n            return b\n    return F\n',
+    ],
+)
+def test_docstrings_within_a_function_do_not_count(text: str) -> None:
+    assert code_digest(made_by(text.format("one"))) == code_digest(made_by(text.format("two")))
+
+
+@pytest.mark.parametrize("body", ["lambda: '{}'", "['{}' for _ in range(2)]", "{{'{}': 1}}", "f('{}')"])
+def test_texts_that_are_no_docstrings_count(body: str) -> None:
+    one, two = (made_by(f"def thing(f):\n    return {body.format(n)}\n") for n in ("one", "two"))
+    assert code_digest(one) != code_digest(two)
+
+
 def test_nothing_is_imported(late: Path) -> None:
     (late / "late_pkg" / "__init__.py").write_text("raise RuntimeError('not to be imported')\n")
     code_digest(made_by("def thing(a):\n    if a:\n        import late_pkg.inner\n    return a\n"))
@@ -265,14 +298,28 @@ def test_a_run_with_another_backbone_is_another_run(tmp_path: Path) -> None:
         fedray.simulate(settings | {"run.rounds": 2}, data=small_source(), model=Held(3.0))
 
 
+OWN = """
+class MyOwn:
+    def __init__(self, f):
+        self.f = f
+    def __call__(self, *args):
+        return self.f(*args)
+
+"""
+
+
 @pytest.mark.parametrize(
     "method",
     [
         "def __new__(cls):\n        o = super().__new__(cls)\n        o.lr = {n}\n        return o",
         "def __init_subclass__(cls):\n        cls.lr = {n}",
         "def __class_getitem__(cls, item):\n        return {n}",
+        "@functools.singledispatchmethod\n    def __call__(self, a):\n        return {n} * a",
+        "@functools.lru_cache\n    def __call__(self, a):\n        return {n} * a",
+        "def f(self, a):\n        return {n} * a\n    __call__ = functools.partialmethod(f, 1)",
+        "@MyOwn\n    def __call__(self, a):\n        return {n} * a",
     ],
 )
 def test_methods_of_python_that_are_no_plain_functions_count(method):
-    one, same, other = (made_by(f"class thing:\n    {method.format(n=n)}") for n in (1, 1, 2))
+    one, same, other = (made_by(f"{OWN}class thing:\n    {method.format(n=n)}") for n in (1, 1, 2))
     assert code_digest(one) == code_digest(same) != code_digest(other)
