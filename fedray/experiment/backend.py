@@ -17,6 +17,7 @@ from fedray.errors import UserError
 from fedray.experiment.model import ModelStage
 from fedray.experiment.training import TrainingStage
 from fedray.gradients.known_code import unknown_code
+from fedray.gradients.passes import ELSEWHERE
 from fedray.models.compiling import traced_gradient
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.warning import as_warning
@@ -212,6 +213,8 @@ def gradient_graph(
         return f"the loss of {config.algorithm.name} is the algorithm's own"
     if facts.draws:
         return "the model draws random numbers"
+    if facts.behaviour.elsewhere:
+        return f"the model takes its parameter {facts.behaviour.elsewhere} from {ELSEWHERE}"
     if facts.late_buffers:
         return f"the model makes its buffer {facts.late_buffers[0]} in its first forward pass"
     x, y = data.examples(batch_size)
@@ -230,6 +233,8 @@ def is_replayed(config: Config, device: str, training: TrainingStage, model: Mod
         obstacle = f"train.precision={precision} is not float32"
     elif model.facts.draws:
         obstacle = "the model draws random numbers"
+    elif model.facts.behaviour.elsewhere:
+        obstacle = f"the model takes its parameter {model.facts.behaviour.elsewhere} from {ELSEWHERE}"
     elif training.algorithm.needs_head != "nothing":
         obstacle = f"the loss of {config.algorithm.name} is the algorithm's own"
     if obstacle is not None or asked is False:

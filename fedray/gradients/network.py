@@ -8,7 +8,7 @@ give the same numbers up to rounding.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,7 +28,17 @@ from fedray.errors import UserError
 from fedray.gradients.compiled import Compiled
 from fedray.gradients.lanes import Lanes, SideBySide
 from fedray.gradients.loss_scale import LossScale
-from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, hook, losses_of, predicting_head
+from fedray.gradients.passes import (
+    ELSEWHERE,
+    Gradient,
+    Outputs,
+    RuleLoss,
+    TrainingPass,
+    hook,
+    losses_of,
+    predicting_head,
+    taken_elsewhere,
+)
 from fedray.gradients.recording import Recorded
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
@@ -100,7 +110,7 @@ class Network:
         self._frozen_norms = [m for m in self.module.modules() if isinstance(m, TRACKING_NORMS) and is_frozen(m)]
         self._single: list[nn.Module] | None = None
         self._head = predicting_head(self.module)
-        self._watched = False
+        self._watched = self._is_sound = False
         self.compiled: Compiled | None = None
         self.recorded: Recorded | None = None
 
@@ -339,12 +349,33 @@ class Network:
             with self._drawing(rng, row):
                 outputs = self.outputs(x, held, predict=True)
                 losses = losses_of(self.task, outputs, y, row)
+            self._require_held(losses.each)
             # a client that has made all its steps keeps its buffers
             if not batch.rests(row):
                 self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
                 self._write_parameters(at.row[row], trained)
-            found.add(trained, outputs, losses, partial(self._drawing, rng, row))
+            found.add(trained, outputs, losses, partial(self._as_then, held, x, len(y), rng, row))
         return found
+
+    @contextlib.contextmanager
+    def _as_then(self, held: dict[str, Tensor], x: Any, size: int, rng: Draws, row: int) -> Iterator[None]:
+        """A context for the gradient of an earlier forward pass with the tensors ``held`` (by name), in which the
+        module is as it was then: parts of a pass with gradient checkpointing are run again."""
+        self.training_mode(x, size)
+        with self._drawing(rng, row), self.places.holding(dict(held)):
+            yield
+
+    def _require_held(self, loss: Tensor) -> None:
+        """Checks in the first pass with other tensors in the places of the module's parameters that its ``loss`` was
+        computed with these tensors alone. Raises :class:`UserError` if the module has used a parameter itself."""
+        if self._is_sound or loss.grad_fn is None:
+            return
+        self._is_sound = True
+        if taken := taken_elsewhere(loss, self.places.parameters):
+            raise UserError(
+                f"the forward pass of the model takes its parameter {taken} from {ELSEWHERE}; with this algorithm it "
+                "would not be trained there: take it from its layer (self.layer.weight)"
+            )
 
     def _write_parameters(self, row: Tensor, trained: dict[str, Tensor]) -> None:
         """Copies the parameters ``trained`` (by name) into a client's ``row`` of parameters and buffers, if a forward

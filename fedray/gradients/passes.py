@@ -226,6 +226,28 @@ class _Pass(NamedTuple):
     drawing: Drawing
 
 
+ELSEWHERE = "an attribute that holds it beside its layer's, such as a list"
+"""Where a forward pass may take a parameter from, in messages."""
+
+
+def taken_elsewhere(output: Tensor, parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """Returns the name of one of a module's ``parameters`` with which ``output`` was computed, None if there is none.
+    ``output`` is from a forward pass in which other tensors were in the places of the parameters, so that the module
+    has taken the parameter from elsewhere."""
+    own = {id(parameter): name for name, parameter in parameters.items()}
+    left: list[Any] = [output.grad_fn] if output.grad_fn is not None else []
+    seen = set(left)
+    while left:
+        node = left.pop()
+        # the leaves of autograd's graph are the tensors for which gradients are computed
+        if id(getattr(node, "variable", None)) in own:
+            return own[id(node.variable)]
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        left += following
+    return None
+
+
 def hook(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
     """Gives ``tensors`` (by name) the hooks of the module's ``parameters`` that they stand for."""
     for name, tensor in tensors.items():

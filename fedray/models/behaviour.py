@@ -19,9 +19,9 @@ from fedray.core.structure import call, call_on_copies, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
 from fedray.errors import UserError, first_sentence
-from fedray.gradients.known_code import may_write
+from fedray.gradients.known_code import may_write, unknown_layer
 from fedray.gradients.loop import LoopNetwork
-from fedray.gradients.passes import predicting_head
+from fedray.gradients.passes import predicting_head, taken_elsewhere
 from fedray.gradients.watching import Watching, written
 from fedray.usercode.importing import as_user_error
 
@@ -50,6 +50,8 @@ class Behaviour:
             layers that may do so in other passes, such as embeddings with ``max_norm``, user-defined code and hooks.
         draws: The global generators from which forward passes draw random numbers: ``torch``, ``python``, ``numpy``.
         overwrites: Whether forward passes may write into their inputs: because a trial pass did.
+        elsewhere: The name of a trained parameter that forward passes take not from its layer, but from another
+            attribute, such as a list. None if there is no such parameter.
     """
 
     changing: frozenset[str] = frozenset()
@@ -57,6 +59,7 @@ class Behaviour:
     writes: bool = False
     draws: frozenset[str] = frozenset()
     overwrites: bool = False
+    elsewhere: str | None = None
 
 
 def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
@@ -103,7 +106,21 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
         may_write(module) or bool(into & places.parameters.keys()),
         frozenset(draws),
         any(watch.has_met(leaf) for each in given for leaf in leaves(each)),
+        _elsewhere(module, places, x) if unknown_layer(module) else None,
     )
+
+
+def _elsewhere(module: nn.Module, places: Places, x: Any) -> str | None:
+    """Returns the name of a trained parameter of ``module`` that a forward pass takes not from its layer, which
+    ``places`` knows, but from another attribute. ``x`` are some inputs."""
+    trained = {key: each for key, each in places.parameters.items() if each.requires_grad}
+    others = {key: each.detach().clone().requires_grad_() for key, each in trained.items()}
+    outputs: Any = None
+    # a pass that writes may fail with other tensors; such modules are found out otherwise
+    with without_traces(module), torch.enable_grad(), contextlib.suppress(Exception), places.holding(others):
+        outputs = call_on_copies(module, x)
+    tensors = [each for each in leaves(outputs) if isinstance(each, Tensor)]
+    return next((name for each in tensors if (name := taken_elsewhere(each, trained))), None)
 
 
 def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], name: str) -> None:

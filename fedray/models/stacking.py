@@ -18,6 +18,7 @@ from fedray.core.vectors import Model
 from fedray.errors import first_sentence
 from fedray.gradients.loop import LoopNetwork
 from fedray.gradients.network import Network
+from fedray.gradients.passes import ELSEWHERE
 from fedray.gradients.stack import StackNetwork
 from fedray.models.behaviour import behaviour_of
 
@@ -76,6 +77,8 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor, device: 
         return "its forward pass changes buffers, such as BatchNorm's running statistics"
     if found.written:
         return f"its forward pass writes into its parameter {found.written[0]}"
+    if found.elsewhere:
+        return f"its forward pass takes its parameter {found.elsewhere} from {ELSEWHERE}"
     clients, size = CLIENTS, len(y) // CLIENTS
     real = [size, *(max(1, each) for each in (size - 1, size * 2 // 3 - 1, size // 2 - 3))]
     inputs, targets = (map_leaves(lambda each: each.view(clients, size, *each.shape[1:]), part) for part in (x, y))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedray import UserError, evaluate, simulate
-from fedray.core.batches import schedule
+from fedray.core.batches import Batch, schedule
 from fedray.core.copying import copied
 from fedray.core.norms import unit_vectors
 from fedray.core.places import Places
 from fedray.core.seeds import Purpose, every_rng
+from fedray.core.task import task_of
 from fedray.gradients import recording
+from fedray.gradients.loop import LoopNetwork
+from fedray.models.behaviour import behaviour_of
+from fedray.models.inspection import prepare
 from fedray.testing.contracts import SETTINGS as OF_CONTRACTS
 from fedray.testing.contracts import small_source
 from fedray.testing.pickling import pickling_workers
@@ -254,6 +259,37 @@ def test_what_cannot_be_trained_is_one_line(tmp_path, name):
         run(tmp_path, name)
     assert refused in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_gradient_that_is_taken_later_is_that_of_its_pass(name):
+    """Other models are run through the module in between, as FedSiam-DA does."""
+
+    def rng(row: int) -> AbstractContextManager[None]:
+        return every_rng(0, Purpose.DROPOUT, row)
+
+    module = made(name)
+    x, y = (torch.from_numpy(each) for each in samples(ZOO[name].inputs, 12, 1))
+    if name == "lazy":
+        module(x[:2])
+    prepare(module, name)
+    found = behaviour_of(module, x[:2])
+    network = LoopNetwork(
+        module, task_of("classification", 1, -100), draws=True, changing=found.changing, writes=found.writes,
+        overwrites=found.overwrites,
+    )  # fmt: skip
+    batch = Batch(x.view(2, 6, *x.shape[1:]), y.view(2, 6), 0)
+    at = network.loaded().rows(2).clone()
+    at.parameters[1] += 0.01
+    right = network.gradients(at.clone(), batch, rng=rng).value
+    if name == "InAListToo":
+        with pytest.raises(UserError, match=r"first\.weight from an attribute that holds it beside its layer's"):
+            network.training_pass(at, batch, rng=rng)
+        return
+    begun = network.training_pass(at.clone(), batch, rng=rng)
+    network.forward(at.with_parameters(at.parameters * 1.5), batch.x, rng=rng)
+    later = begun.gradient(lambda outputs, losses: losses)
+    assert float((later - right).norm()) <= 1e-5 * float(right.norm())
 
 
 @needs_compiler

@@ -251,6 +251,18 @@ class CheckpointedTheOldWay(Ours):
 
 
 @odd()
+class LayerWithCheckpoint(Ours):
+    """Runs a layer with weights again when gradients are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def between(self, h: Tensor) -> Tensor:
+        return checkpoint(self.inner, h, use_reentrant=False)
+
+
+@odd()
 class GradientInside(Ours):
     """Takes a gradient within its forward pass."""
 

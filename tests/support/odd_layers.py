@@ -103,6 +103,18 @@ class NotRegistered(Ours):
 
 
 @odd()
+class InAListToo(Ours):
+    """Takes the weights of its layers from a list in which they are a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [layer.weight for layer in (self.first, self.last)]
+
+    def between(self, h: Tensor) -> Tensor:
+        return h @ self.weights[0] @ self.weights[0].t()
+
+
+@odd()
 class ScalarParameter(Ours):
     def __init__(self) -> None:
         super().__init__()
