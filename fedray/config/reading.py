@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,31 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
         config = as_path(config)
     try:
-        values, (_, *extended) = read_extended(Path(config), lambda path: _expand_all(read_file(path)))
+        values, (_, *extended) = read_extended(Path(config), lambda path: _expand_all(_said_once(path)))
     except RecursionError:
         raise UserError(f"{config} is nested too deeply for a config") from None
-    return values, f"{config}{''.join(f', which extends {file}' for file in extended)}: "
+    others = f", which extends {' and '.join(map(str, extended))}" if extended else ""
+    return values, f"{config}{others}: "
+
+
+def _said_once(path: Path) -> dict[str, Any]:
+    """Reads a single YAML file of a configuration (:func:`read_file`). Raises :class:`UserError` if the file says a key
+    twice, once with dots and once within a section: ``train.lr: 0.1`` and ``train: {lr: 0.2}``."""
+    values = read_file(path)
+    counts = Counter(_named(values))
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise UserError(f"{path} says {twice[0]} twice, with dots and within a section")
+    return values
+
+
+def _named(values: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted keys of the values in a configuration that may have dotted keys itself."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and not has_value(name):
+            yield from _named(value, f"{name}.")
+        else:
+            yield name
 
 
 def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:

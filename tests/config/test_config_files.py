@@ -106,7 +106,10 @@ def test_it_is_not_part_of_the_resolved_configuration(files):
         ("for_algorithm: {moon: {algorithm.muu: 1}}", "for_algorithm: moon: moon: unknown key algorithm.muu"),
         ("for_algorithm: {'no.py:Foo': {}}", "for_algorithm: no.py:Foo: .*can't read the file .*no.py"),
         ("extends:", "bad.yaml: extends must be the path of a config file, or a list, not nothing"),
-        ("extends: mine.yaml\ntrain.momentum: 3", "bad.yaml, which extends .*mine.yaml, which .*base.yaml: .*train"),
+        ("extends: mine.yaml\ntrain.momentum: 3", "bad.yaml, which extends .*mine.yaml and .*base.yaml: .*train"),
+        ("train.lr: 1\ntrain: {lr: 2}", "bad.yaml says train.lr twice, with dots and within a section"),
+        ("data: {partition.alpha: 1, partition: {alpha: 1}}", "says data.partition.alpha twice"),
+        ("for_algorithm: {slowmo: {train.lr: 1, train: {lr: 2}}}", "says for_algorithm.slowmo.train.lr twice"),
         ("for_algorithm: {slowmo: 3}", "for_algorithm.* must be"),
         ("for_algorithm: 3", "for_algorithm must be sections by name, not 3"),
         ("for_algorithm: {fedavg: {algorithm.name: slowmo}}", "for_algorithm: fedavg: .*algorithm.name"),
@@ -121,6 +124,12 @@ def test_mistakes(text, message, files, capsys):
     assert len(err.splitlines()) == 1
     with pytest.raises(UserError, match=message):
         raise UserError(err)
+
+
+def test_a_section_may_be_said_at_two_places(files):
+    (files.parent / "a.yaml").write_text("train.lr: 0.3\ntrain: {momentum: 0.4}\ntask: {metrics: {a.b: f.py:f}}\n")
+    config = load(files.parent / "a.yaml")
+    assert (config.train.lr, config.train.momentum) == (0.3, 0.4)
 
 
 def test_a_section_that_is_empty_says_nothing(files):
