@@ -23,8 +23,8 @@ OPTIONS = {
 
 def is_uri(output: str) -> bool:
     """Returns whether ``output``, the place of results, is a URI such as ``s3://bucket/runs`` and not a folder of this
-    machine."""
-    return re.match(r"[A-Za-z][\w+.-]*://", output) is not None
+    machine. ``s3:/bucket/runs`` counts as one too, a wrong one."""
+    return re.match(rf"[A-Za-z][\w+.-]*://|({'|'.join(OPTIONS)}):/", output) is not None
 
 
 def problem_of_uri(uri: str) -> str | None:
@@ -39,8 +39,9 @@ def problem_of_uri(uri: str) -> str | None:
             "must not hold a password, because it is recorded: name keys by AWS_ACCESS_KEY_ID, a file of "
             "credentials, or whatever else the storage's own tools read"
         )
-    if parts.scheme == "file" and parts.netloc:
-        return f"names a host, {parts.netloc}: a folder is file:///FOLDER, with three slashes"
+    if parts.scheme == "file" and (parts.netloc or not uri.startswith("file:///")):
+        host = f"names a host, {parts.netloc}" if parts.netloc else "lacks slashes"
+        return f"{host}: a folder is file:///FOLDER, with three slashes"
     if parts.scheme != "file" and not parts.netloc:
         return f"names no bucket or host: {parts.scheme}://NAME/FOLDER"
     if parts.fragment or any(part in (".", "..") for part in parts.path.split("/")):
