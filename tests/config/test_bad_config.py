@@ -67,7 +67,7 @@ KEYS = [
     ("run.resume=maybe", "run.resume must be 'auto' or true or false, not 'maybe'"),
     ("run.name=3", "run.name must be text, not 3: put it in quotes"),
     ("run.name=1e3", "run.name must be text, not 1000.0: put it in quotes"),
-    ("run.output=s3:/bucket/x", "run.output=s3:/bucket/x names no bucket or host: s3://NAME/FOLDER"),
+    ("run.output=s3:/bucket/x", "run.output names no bucket or host: s3://NAME/FOLDER"),
     ("run.output=file:/runs", "lacks slashes: a folder is file:///FOLDER, with three slashes"),
     ("run.output=file://host/runs", "names a host, host: a folder is file:///FOLDER, with three slashes"),
     ("run.name=a/b", "run.name must be the name of one folder, not 'a/b'; run.output"),
