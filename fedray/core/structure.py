@@ -11,12 +11,15 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     ``map_leaves(f, (a, {"mask": b}))`` is ``(f(a), {"mask": f(b)})``.
 
     ``tree`` may also be a single tensor. Anything that is neither a tuple nor a dict counts as a leaf, like a tensor.
+    Named tuples, and classes derived from dict such as the outputs of the library transformers, stay what they are.
     ``others`` have the structure of ``tree``; their leaves at the same place are further arguments of ``function``.
     """
     if isinstance(tree, tuple):
-        return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))
+        parts = [map_leaves(function, *each) for each in zip(tree, *others, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if isinstance(tree, Mapping):
-        return {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
+        named = {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
+        return type(tree)(**named) if isinstance(tree, dict) and type(tree) is not dict else named
     return function(tree, *others)
 
 

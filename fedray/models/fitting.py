@@ -71,6 +71,11 @@ def fit_task(
     with as_user_error(f"model {name} can't take inputs of {_shapes(x)}"):
         outputs = outputs_of(module, x, training=False)
     obstacle = _misfit(kind, outputs, y, classes)
+    others = [type(each).__name__ for each in leaves(outputs) if not isinstance(each, Tensor)]
+    if loss is not None and others:
+        raise UserError(
+            f"model {name} must give tensors, alone or in tuples, named tuples and dicts, and not {others[0]}"
+        )
     if obstacle and loss is not None and section.kind == "auto":
         notes.append(f"warning: task.kind=other, because model {name} {obstacle}: models are compared by the loss")
         kind, obstacle = "other", None

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -145,6 +146,65 @@ def test_fedavg_is_that_of_plain_pytorch(task, vectorize, tmp_path):
     expected = plain_fedavg(task, 3, 2, 0.1).state_dict()
     for name, value in found.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+
+
+class Both(NamedTuple):
+    """What a model may return, by name."""
+
+    z: Tensor
+    squares: Tensor
+
+
+class Attributes(dict[str, Tensor]):
+    """A dict whose entries are attributes too, as in the outputs of transformers."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self[name]
+
+
+class Returning(nn.Module):
+    """Returns its logits and their squares in a form that ``wrap`` makes."""
+
+    def __init__(self, wrap: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layers, self.wrap = perceptron(2), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        z = self.layers(x)
+        return self.wrap(z=z, squares=z.square())
+
+
+FORMS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "a named tuple": (Both, lambda outputs: (outputs.z, outputs.squares)),
+    "a dict with attributes": (Attributes, lambda outputs: (outputs.z, outputs.squares)),
+    "a dict": (dict, lambda outputs: (outputs["z"], outputs["squares"])),
+    "a tuple": (lambda z, squares: (z, squares), lambda outputs: outputs),
+}
+
+
+@pytest.mark.parametrize("vectorize", [False, "auto"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loss_gets_outputs_as_the_model_returns_them(form, vectorize, tmp_path):
+    wrap, parts = FORMS[form]
+
+    def loss(outputs: Any, y: Tensor) -> Tensor:
+        z, squares = parts(outputs)
+        return (z - y).square().mean(1) + 0.1 * squares.mean(1)
+
+    def run_of(name: str, make: Callable[[], nn.Module], own: Callable[..., Tensor]) -> RunResult:
+        call = {"model": made(make), "loss": own}
+        return run(tmp_path / name, "regression of pairs", call, task__kind="other", engine__vectorize=vectorize)
+
+    found = run_of("form", lambda: Returning(wrap), loss)
+    plain = run_of("plain", lambda: perceptron(2), lambda z, y: (z - y).square().mean(1) + 0.1 * z.square().mean(1))
+    for one, other in zip(found.model().parameters(), plain.model().parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [lambda z, squares: [z, squares], SimpleNamespace], ids=["list", "object"])
+def test_outputs_in_other_forms_are_refused(wrap, tmp_path):
+    with pytest.raises(UserError, match="model Returning must give tensors, alone or in tuples, named tuples and dict"):
+        run(tmp_path, "regression of pairs", {"model": Returning(wrap), "loss": lambda outputs, y: outputs[0]})
 
 
 def mean_squared_error(z: Tensor, y: Tensor) -> float:

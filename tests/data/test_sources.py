@@ -244,7 +244,7 @@ BAD = {
     "other dtype": ({"x_test": np.zeros((5, 3), np.uint8)}, "x_test is uint8, x_train float32"),
     "int features": ({"x_train": np.zeros((12, 3), int)}, "x_test is float32, x_train int64; they must be alike"),
     "texts as features": ({"x_train": np.full((12, 3), "a")}, "x_train is of type <U1; features must be numbers"),
-    "flat features": ({"x_train": np.zeros(12, np.float32)}, r"x_train has shape \[12\]"),
+    "flat features": ({"x_train": np.zeros(12, np.float32)}, r"x_train has shape \[12\].*each sample \[samples, 1\]"),
     "empty test": ({"x_test": np.zeros((0, 3), np.float32), "y_test": np.zeros(0, int)}, "x_test is empty"),
     "missing": ({"y_test": None}, "lacks y_test$"),
     "half a public set": ({"x_public": np.zeros((2, 3), np.float32)}, "lacks y_public"),

@@ -74,7 +74,10 @@ def _read_array(where: str, name: str, x: Any) -> np.ndarray:
         raise UserError(f"{where}: {name} has a number beyond int64 in row {int(x.argmax()) // max(1, x[0].size)}")
     x = x.astype(_STORED.get(x.dtype, np.int64 if x.dtype == np.uint64 else x.dtype), copy=False)
     if x.ndim < 2:
-        raise UserError(f"{where}: {name} has shape {list(x.shape)}; features must be [samples, ...]")
+        raise UserError(
+            f"{where}: {name} has shape {list(x.shape)}; features must be [samples, ...], and a single number for each "
+            "sample [samples, 1]"
+        )
     if not x.size:
         raise UserError(f"{where}: {name} is empty (shape {list(x.shape)})")
     if x.dtype.kind in "fc":
