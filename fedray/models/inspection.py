@@ -183,6 +183,7 @@ def prepare(module: nn.Module, name: str) -> list[str]:
                 f"keep it in an attribute that is no buffer (self.{key.rpartition('.')[2]} = ...)"
             )
     require_no_views(module, f"model {name}")
+    _require_all_given(module, name)
     others = {str(p.dtype).removeprefix("torch.") for p in parameters.values() if p.dtype != torch.float32}
     with_parameters_of(module, torch.float32)
     if not others:
@@ -191,6 +192,18 @@ def prepare(module: nn.Module, name: str) -> list[str]:
         f"warning: model {name} has parameters of {' and '.join(sorted(others))}, which are trained as float32 "
         "(train.precision sets how gradients are computed)"
     ]
+
+
+def _require_all_given(module: nn.Module, name: str) -> None:
+    """Checks that the module's own parameters() gives all parameters that fedray trains. A module may define it anew,
+    so that optimizers train a part of the module only. Raises :class:`UserError` if not."""
+    given = {id(parameter) for parameter in module.parameters()}
+    left_out = [k for k, each in Places(module).parameters.items() if each.requires_grad and id(each) not in given]
+    if left_out:
+        raise UserError(
+            f"model {name}: its parameters() leaves out {first_of(left_out)}, which fedray would train too: freeze "
+            "what is not to be trained (parameter.requires_grad_(False)), or name what is in model.trainable"
+        )
 
 
 def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:

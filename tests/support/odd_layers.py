@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from odd_buffers import WithBuffer
 from odd_modules import CLASSES, LENGTH, WIDTH, WORDS, Ours, odd
@@ -100,6 +102,14 @@ class NotRegistered(Ours):
 
     def between(self, h: Tensor) -> Tensor:
         return self.layers[0](h)
+
+
+@odd(refused="its parameters() leaves out first.weight and first.bias, which fedray would train too")
+class PartForOptimizers(Ours):
+    """Gives optimizers its last layer only."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.last.parameters(recurse)
 
 
 @odd()
