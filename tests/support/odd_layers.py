@@ -104,7 +104,7 @@ class NotRegistered(Ours):
         return self.layers[0](h)
 
 
-@odd(refused="its parameters() leaves out first.weight and first.bias, which fedray would train too")
+@odd(refused="its parameters() leaves out first.weight, first.bias, which fedray would train too")
 class PartForOptimizers(Ours):
     """Gives optimizers its last layer only."""
 
