@@ -7,7 +7,6 @@ the lowest word, so streams with different coordinates do not overlap for 2**64 
 
 from __future__ import annotations
 
-import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -152,12 +151,12 @@ def drawn_by(run: Callable[[], Any]) -> set[str]:
     a context of this module that seeds them do not count. The generators of GPUs are not looked at."""
     import torch
 
-    def states() -> dict[str, bytes]:
+    def states() -> dict[str, Any]:
         # another thread may be in such a context
         with _generators:
-            numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-            found = {"torch": torch.random.get_rng_state().tolist(), "python": random.getstate(), "numpy": numpy}
-            return {name: pickle.dumps(state) for name, state in found.items()}
+            kind, key, *rest = np.random.get_state()  # noqa: NPY002
+            of_torch = torch.random.get_rng_state().numpy().tobytes()
+            return {"torch": of_torch, "python": random.getstate(), "numpy": (kind, np.asarray(key).tobytes(), *rest)}
 
     before = states()
     run()
