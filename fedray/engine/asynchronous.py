@@ -21,7 +21,7 @@ from fedray.algorithms import Cohort
 from fedray.data.federated import FederatedData
 from fedray.engine.cohorts import cohort_of
 from fedray.engine.cutting import Sent, TaskCutter, task_of
-from fedray.engine.round import RoundResult
+from fedray.engine.round import RoundResult, row_of
 from fedray.engine.server_rules import server_rule
 from fedray.engine.state.run import RunState
 from fedray.engine.sums import CohortSums
@@ -53,10 +53,7 @@ class Asynchronous:
         the round's result, whose cohort are the clients whose answers the update uses, whenever they began."""
         began = time.perf_counter()
         state, server = self.state, self.state.server
-        server.round = number
-        server.lr, server.server_lr = self.experiment.rates(number)
-        server.client_scalars = {}
-        state.earlier.remember(number, server["x"])
+        state.begin(number, self.experiment)
         result = RoundResult(number, Cohort())
         # what would only be used after the last round need not be trained
         starts = [each for each in self.schedule.begin_with(number) if 0 < _update_of(each) <= self.experiment.rounds]
@@ -73,12 +70,7 @@ class Asynchronous:
         losses = [loss for loss in result.log.get("loss", []) if not math.isnan(loss)]
         result.asked = self._asked(number)
         result.samples = sum(load_of(size, self.experiment.training).seen for size in server.cohort.sizes)
-        result.metrics = {
-            "round": number,
-            "cohort_size": len(answers),
-            **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
-            "round_seconds": time.perf_counter() - began,
-        }
+        result.metrics = row_of(number, len(answers), losses, began)
         return result
 
     def _train(self, starts: Sequence[Start], result: RoundResult, cutter: TaskCutter, queue: TaskQueue) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,13 +118,10 @@ def run_round(
     model stays as it is."""
     began = time.perf_counter()
     server = state.server
-    server.round = number
-    server.lr, server.server_lr = experiment.rates(number)
+    state.begin(number, experiment)
     selection = Selection(experiment, state, cutter, queue)
     drawn, chosen_by = selection.choose(number)
     asked = time_of.draw(drawn, number)
-    server.client_scalars = {}
-    state.earlier.remember(number, server["x"])
     selection.measure(number)
     result = RoundResult(number, server.cohort, asked=asked, chosen_by=chosen_by)
     privacy = privacy_columns(experiment, state, number)
@@ -149,18 +146,19 @@ def run_round(
     losses = [loss for loss in of_clients.values() if loss is not None]
     selection.note(of_clients, asked)
     result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
-    result.metrics = (
-        {
-            "round": number,
-            "cohort_size": len(server.cohort.ids),
-            # clients that took no gradient have no loss, which is different from a loss of NaN
-            **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
-            "round_seconds": time.perf_counter() - began,
-        }
-        | compared
-        | privacy
-    )
+    result.metrics = row_of(number, len(server.cohort.ids), losses, began) | compared | privacy
     return result
+
+
+def row_of(number: int, members: int, losses: Sequence[float], began: float) -> dict[str, float]:
+    """Returns what the row of every round ``number`` in metrics.csv begins with, by column. The cohort had this number
+    of ``members``, and ``losses`` are those of its clients that took gradients. ``began`` is when the round began, by
+    ``time.perf_counter``."""
+    row: dict[str, float] = {"round": number, "cohort_size": members}
+    # a cohort that took no gradient has no loss, which is different from a loss of NaN
+    if losses:
+        row["train_loss"] = math.fsum(losses) / len(losses)
+    return row | {"round_seconds": time.perf_counter() - began}
 
 
 def _train(

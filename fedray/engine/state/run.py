@@ -135,6 +135,14 @@ class RunState:
         state.attempt = getattr(pool, "attempt", 0)
         return state
 
+    def begin(self, number: int, experiment: Experiment) -> None:
+        """Begins round ``number`` (from 1) at the server: sets its learning rates, and keeps its model if clients may
+        still need it in later rounds."""
+        server = self.server
+        server.round, server.client_scalars = number, {}
+        server.lr, server.server_lr = experiment.rates(number)
+        self.earlier.remember(number, server["x"])
+
     def with_private(self, sums: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the ``sums`` of what clients have sent, with the server's own private layers in models, of which
         clients send nothing."""
