@@ -78,6 +78,7 @@ class FedAdam(FedAdagrad):
     allows_private = True
     asynchronous = True
     allows_aggregation = True
+    paper = "Reddi et al., ICLR 2021"
 
     class Hyper(FedAdagrad.Hyper):
         beta1: float = base.parameter(0.9, "decay of the first moment (beta_1)", ge=0, lt=1)
@@ -96,6 +97,8 @@ class FedYogi(FedAdam):
     x^{r+1} = x^r + eta_g m / (sqrt(v) + tau). Here x^r is the server's model, y_i the final model of client i, p_i its
     aggregation weight, and eta_g the server's learning rate.
     """
+
+    paper = "Reddi et al., ICLR 2021"
 
     allows_private = True
     asynchronous = True

@@ -80,6 +80,7 @@ class Mime(MimeLite):
     full-batch gradients are a separate phase.
     """
 
+    paper = "Karimireddy et al., NeurIPS 2021"
     phases = ("gradients", "train")
     traffic = Traffic(vectors_down=2, vectors_up=1)
     traffic_in: ClassVar[Mapping[str, Traffic]] = {
@@ -136,6 +137,7 @@ class MimeLiteMom(MimeLite):
     """MimeLite with momentum: clients step along (1 - beta) g_i + beta s, where g_i is a client's mini-batch gradient
     and s the server's mean of earlier gradients. beta is a hyper-parameter, which is 0 in MimeLite itself."""
 
+    paper = "Karimireddy et al., NeurIPS 2021"
     Hyper = MomentumHyper
 
     def __init__(self, hyper: base.Hyper | None = None) -> None:
@@ -147,6 +149,7 @@ class MimeMom(Mime):
     """Mime with momentum: clients step along (1 - beta) g + beta s, where g is Mime's corrected gradient and s the
     server's mean of earlier gradients. beta is a hyper-parameter, which is 0 in Mime itself."""
 
+    paper = "Karimireddy et al., NeurIPS 2021"
     Hyper = MomentumHyper
 
     def __init__(self, hyper: base.Hyper | None = None) -> None:
