@@ -16,7 +16,7 @@ from fedray.core.batches import Batch, BatchOrder, schedule
 from fedray.core.local_training import LocalTraining
 from fedray.core.prefetch import prefetched
 from fedray.core.samples import Indices, Samples, SampleSeeds
-from fedray.core.seeds import Purpose
+from fedray.core.seeds import Purpose, are_held
 from fedray.core.sending import column
 from fedray.core.stopwatch import Stopwatch
 from fedray.core.structure import leaves, map_leaves
@@ -100,7 +100,9 @@ class LocalData:
         chosen, counts, widths = self._padded()
         size = chosen.shape[2]
         blocks = self._blocks(chosen, widths)
-        for start, raw, labels in prefetched(blocks) if self.samples.slow else blocks:
+        # items are read with seeded generators, which a thread would wait for if this one has them
+        ahead = self.samples.slow and not are_held()
+        for start, raw, labels in prefetched(blocks) if ahead else blocks:
             if self.training.poison is not None:
                 of_samples = chosen[start : start + len(labels)]
                 raw, labels = self.training.poison(raw, labels, self.ids, of_samples)

@@ -114,9 +114,10 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
 def _said_once(path: Path) -> dict[str, Any]:
     """Reads a single YAML file of a configuration (:func:`read_file`). Raises :class:`UserError` if the file says a key
-    twice, once with dots and once within a section: ``train.lr: 0.1`` and ``train: {lr: 0.2}``."""
+    twice, once with dots and once within a section: ``train.lr: 0.1`` and ``train: {lr: 0.2}``. What it takes over from
+    an anchor may be replaced."""
     values = read_file(path)
-    counts = Counter(_named(values))
+    counts = Counter(_named(read_file(path, own=True)))
     if twice := [name for name, count in counts.items() if count > 1]:
         raise UserError(f"{path} says {twice[0]} twice, with dots and within a section")
     return values
@@ -146,14 +147,15 @@ ASIDE = "x-"
 """The beginning of the names of sections that only define YAML anchors: ``x-common: &common {train.lr: 0.1}``."""
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path, own: bool = False) -> dict[str, Any]:
     """Reads a single YAML file of a configuration, and returns its content as a dict. Sections whose names begin with
-    ``x-`` are left out, because they only define YAML anchors. Dotted keys stay as they are.
+    ``x-`` are left out, because they only define YAML anchors. Dotted keys stay as they are. With ``own`` the result
+    lacks what sections take over from anchors.
 
     Raises :class:`UserError` if the file can't be read, is not YAML, or has something else than sections.
     """
     try:
-        loaded = parse_yaml(path.read_text(encoding="utf-8"))
+        loaded = parse_yaml(path.read_text(encoding="utf-8"), own)
     except OSError as error:
         raise UserError(f"can't read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:

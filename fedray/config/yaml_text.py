@@ -95,6 +95,13 @@ def _set_up(loader: Any) -> None:
 _set_up(_Loader)
 
 
+class _OwnKeys(_Loader):
+    """A loader that leaves out what sections take over by the key ``<<``."""
+
+    def flatten_mapping(self, node: Any) -> None:
+        node.value = [pair for pair in node.value if pair[0].tag != MERGE]
+
+
 class _Dumper(yaml.SafeDumper):
     """A YAML dumper that quotes a text if YAML 1.1 or YAML 1.2 would read it as a number.
 
@@ -114,21 +121,21 @@ def comment_after(text: str) -> str:
     return rest if rest.startswith("#") else ""
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, own: bool = False) -> Any:
     """Reads ``text``, which is YAML, and returns the plain values that it describes: dicts, lists, texts, numbers,
-    booleans, None.
+    booleans, None. With ``own`` sections are without what they take over from others by the key ``<<``.
 
     Numbers follow YAML 1.2, so that 1e-3 is a number. Raises :class:`yaml.YAMLError` if ``text`` is not YAML, and
     RecursionError if it is nested too deeply.
     """
-    return copy.deepcopy(_values_of(text))
+    return copy.deepcopy(_values_of(text, _OwnKeys if own else _Loader))
 
 
-@lru_cache(maxsize=64)
-def _values_of(text: str) -> Any:
+@lru_cache(maxsize=128)
+def _values_of(text: str, loader: type[_Loader]) -> Any:
     # cached, because hundreds of configurations may extend the same few files
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, loader)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         # a value does not fit its tag, such as !!timestamp
         raise yaml.YAMLError(f"a value can't be read: {error}") from None

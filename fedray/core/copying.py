@@ -129,7 +129,7 @@ def require_no_views(module: nn.Module, name: str) -> None:
     ``self.w = self.encoder.weight.t()``. It would keep the values of the model that was loaded first. ``name`` is what
     the message calls the module. Raises :class:`UserError` if there is such a view."""
     trained = {key: each for key, each in Places(module).parameters.items() if each.requires_grad and _has_memory(each)}
-    own = {id(each) for each in trained.values()}
+    own = {id(each) for each in Places(module).parameters.values()}
     memory = {each.untyped_storage().data_ptr(): key for key, each in trained.items()}
     for place, layer in module.named_modules():
         for attribute, value in vars(layer).items():

@@ -60,6 +60,11 @@ class Places:
                         self.not_saved.add(canonical)
 
     @property
+    def shared(self) -> set[str]:
+        """The first names of the tensors that two layers share. A layer with two names shares nothing."""
+        return {name for name, places in self._places.items() if len(places) > 1}
+
+    @property
     def tensors(self) -> dict[str, Tensor]:
         """The module's parameters and buffers by name. A tensor that several layers share is in the dict once, under
         the first of its names."""

@@ -28,6 +28,12 @@ _generators = threading.RLock()
 read items during dropout."""
 
 
+def are_held() -> bool:
+    """Returns whether this thread is in a context that seeds the global generators, so that no other thread can be in
+    one."""
+    return bool(_generators._is_owned())  # type: ignore[attr-defined]
+
+
 class Purpose(IntEnum):
     """What random numbers are drawn for. Each purpose has its own random numbers (:func:`stream`). All results depend
     on these values, so new ones may be added, but existing ones must not change."""
@@ -149,18 +155,20 @@ def drawn_by(run: Callable[[], Any]) -> set[str]:
     """Finds out whether a model draws random numbers: calls ``run()``, for example a forward pass, and returns the
     global generators from which the call has drawn, as a set of the names ``torch``, ``python`` and ``numpy``. Draws in
     a context of this module that seeds them do not count. The generators of GPUs are not looked at."""
+    before = generator_states()
+    run()
+    return {name for name, state in generator_states().items() if state != before[name]}
+
+
+def generator_states() -> dict[str, Any]:
+    """Returns the states of the global generators ``torch``, ``python`` and ``numpy``, for comparisons."""
     import torch
 
-    def states() -> dict[str, Any]:
-        # another thread may be in such a context
-        with _generators:
-            kind, key, *rest = np.random.get_state()  # noqa: NPY002
-            of_torch = torch.random.get_rng_state().numpy().tobytes()
-            return {"torch": of_torch, "python": random.getstate(), "numpy": (kind, np.asarray(key).tobytes(), *rest)}
-
-    before = states()
-    run()
-    return {name for name, state in states().items() if state != before[name]}
+    # another thread may be in a context that seeds them
+    with _generators:
+        kind, key, *rest = np.random.get_state()  # noqa: NPY002
+        of_torch = torch.random.get_rng_state().numpy().tobytes()
+        return {"torch": of_torch, "python": random.getstate(), "numpy": (kind, np.asarray(key).tobytes(), *rest)}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,10 +17,16 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """
     if isinstance(tree, tuple):
         parts = [map_leaves(function, *each) for each in zip(tree, *others, strict=True)]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+        return type(tree)._make(parts) if hasattr(tree, "_make") else tuple(parts)
     if isinstance(tree, Mapping):
         named = {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
-        return type(tree)(**named) if isinstance(tree, dict) and type(tree) is not dict else named
+        if type(tree) is dict or not isinstance(tree, dict):
+            return named
+        # filled one by one, because the class may take other arguments, or forbid update()
+        like = copy.copy(tree)
+        for name, part in named.items():
+            like[name] = part
+        return like
     return function(tree, *others)
 
 

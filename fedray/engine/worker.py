@@ -81,7 +81,7 @@ class Worker:
         if drawn := drawn_by(lambda: results.append(self._result(task, following))):
             self.clients.say(
                 f"{WARNING}user-defined code has drawn random numbers from the global generator of "
-                f"{' and of '.join(sorted(drawn))}, which fedray has not seeded for it, so another run would draw "
+                f"{' and of '.join(sorted(drawn))}, which fedray has not seeded for it, so another run may draw "
                 "others: an algorithm must draw from client.generator(row), a step of train.upload from "
                 "upload.generator(row), and a model from torch's generator, or from any in its first forward pass"
             )

@@ -6,10 +6,9 @@ It decides whether there is one, and says before the first round what it will sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ from fedray.experiment.training import TrainingStage
 from fedray.system.availability import availability_of
 from fedray.system.buffered import Schedule
 from fedray.system.clock import Clock, PhaseCost, legs
-from fedray.system.devices import devices_of, is_file
+from fedray.system.devices import MAY_NAME_FILES, devices_of, is_file, with_absolute_paths
 from fedray.tracking.costs import costs_by_phase, server_of_mean_clients
 from fedray.util.files import sha256_of_file
 
@@ -69,7 +68,7 @@ def system_stage(
         )
     phases = costs_by_phase(training.algorithm, model.facts, training.local, data.sizes(), upload)
     clock = _clock(system, phases, data, cohort, config.run.seed)
-    named = {f"system.{key}": _absolute(getattr(system, key)) for key in ("devices", "networks", "availability")}
+    named = {f"system.{key}": with_absolute_paths(getattr(system, key)) for key in MAY_NAME_FILES}
     buffered = {"buffer": cohort, "concurrency": system.concurrency or min(2 * cohort, data.active)}
     return SystemStage(
         settings=named | (under("system", buffered) if system.mode == "buffered" else {}),
@@ -95,14 +94,6 @@ def _check_buffered(config: Config, algorithm: Algorithm, clients: int) -> None:
         raise UserError("run.diagnostics compares clients that began together, and system.mode=buffered has none")
     if concurrency is not None and concurrency > clients:
         raise UserError(f"system.concurrency={concurrency} is more than the {clients} clients that have samples")
-
-
-def _absolute(value: Any) -> Any:
-    """Returns the value of a key that may name files, with absolute paths, as the process that reads them again may
-    have another working directory."""
-    if isinstance(value, Mapping):
-        return {_absolute(name): share for name, share in value.items()}
-    return str(Path(value).absolute()) if is_file(value) else value
 
 
 def clock_of(experiment: Experiment, data: FederatedData) -> Clock | None:

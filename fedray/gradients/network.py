@@ -354,15 +354,16 @@ class Network:
             if not batch.rests(row):
                 self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
                 self._write_parameters(at.row[row], trained)
-            found.add(trained, outputs, losses, partial(self._as_then, held, x, len(y), rng, row))
+            then = partial(self._as_then, held, x, len(y))
+            found.add(trained, outputs, losses, partial(self._drawing, rng, row), then)
         return found
 
     @contextlib.contextmanager
-    def _as_then(self, held: dict[str, Tensor], x: Any, size: int, rng: Draws, row: int) -> Iterator[None]:
+    def _as_then(self, held: dict[str, Tensor], x: Any, size: int) -> Iterator[None]:
         """A context for the gradient of an earlier forward pass with the tensors ``held`` (by name), in which the
         module is as it was then: parts of a pass with gradient checkpointing are run again."""
         self.training_mode(x, size)
-        with self._drawing(rng, row), self.places.holding(dict(held)):
+        with self.places.holding(dict(held)):
             yield
 
     def _require_held(self, loss: Tensor) -> None:

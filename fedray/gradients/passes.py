@@ -60,8 +60,8 @@ class UnfitTarget(ValueError):
         self.row, self.place = row, place
 
 
-Drawing = Callable[[], AbstractContextManager[None]]
-"""The type of functions that make a context in which the random numbers of one client are drawn."""
+Context = Callable[[], AbstractContextManager[None]]
+"""The type of functions that make a context, in which random numbers are those of one client, for example."""
 
 RuleLoss = Callable[..., Tensor]
 """The type of losses that an algorithm defines: ``loss(outputs, task_losses [b], *extras) -> [b]`` returns the loss of
@@ -113,7 +113,14 @@ class TrainingPass:
         self.stopwatch = Stopwatch()
         self._passes: list[_Pass] = []
 
-    def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: Losses, drawing: Drawing = nullcontext) -> None:
+    def add(
+        self,
+        tensors: dict[str, Tensor],
+        outputs: Outputs,
+        found: Losses,
+        drawing: Context = nullcontext,
+        then: Context = nullcontext,
+    ) -> None:
         """Adds the forward pass of one more client to this object. Must be called once for each client, in the order of
         the rows of their stack.
 
@@ -122,8 +129,9 @@ class TrainingPass:
             outputs: What the client's forward pass returned.
             found: The losses of the client's mini-batch.
             drawing: Makes a context that fixes random numbers, such as those of hooks, for the client's gradient.
+            then: Makes a context in which the module is as it was in the forward pass, for the backward pass.
         """
-        self._passes.append(_Pass(tensors, outputs, found, drawing))
+        self._passes.append(_Pass(tensors, outputs, found, drawing, then))
 
     @property
     def task_loss(self) -> Tensor:
@@ -148,11 +156,13 @@ class TrainingPass:
         """
         value = self._passes[0].losses.each.new_zeros(len(self._passes), self._layout.width)
         with self.stopwatch.on("gradient"):
-            for row, (tensors, outputs, losses, drawing) in enumerate(self._passes):
+            for row, (tensors, outputs, losses, drawing, then) in enumerate(self._passes):
                 parameters = list(tensors.values())
                 with drawing():
                     each = loss(outputs, losses.each, *(extra[row] for extra in extras))
-                    write_gradient(losses.mean(each), parameters, self._layout, value[row], self._scale, row)
+                    # the loss may have run other models
+                    with then():
+                        write_gradient(losses.mean(each), parameters, self._layout, value[row], self._scale, row)
         return value
 
 
@@ -223,7 +233,8 @@ class _Pass(NamedTuple):
     tensors: dict[str, Tensor]
     outputs: Outputs
     losses: Losses
-    drawing: Drawing
+    drawing: Context
+    then: Context
 
 
 ELSEWHERE = "an attribute that holds it beside its layer's, such as a list"

@@ -30,7 +30,7 @@ def adapt(module: nn.Module, peft: PeftConfig, trainable: Sequence[str] | None) 
     patterns = ["head"] if trainable is None else trainable
     trained = private_names(module, Layout(module), patterns, "model.trainable")
     if trainable is None:
-        trained -= {*Places(module).aliases.values()}
+        trained -= Places(module).shared
     named = dict(module.named_parameters())
     chosen = [named[name] for name in trained if name in named]
     for parameter in named.values():

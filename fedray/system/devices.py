@@ -94,6 +94,18 @@ def is_file(value: Any) -> bool:
     return isinstance(value, str) and (is_profile(value) or is_table(value))
 
 
+MAY_NAME_FILES = ("devices", "networks", "availability")
+"""The keys of the section ``system`` that may name files."""
+
+
+def with_absolute_paths(value: Any) -> Any:
+    """Returns the value of a key that may name files (:data:`MAY_NAME_FILES`) with absolute paths, as the process that
+    reads them again may have another working directory."""
+    if isinstance(value, Mapping):
+        return {with_absolute_paths(name): share for name, share in value.items()}
+    return str(Path(value).absolute()) if is_file(value) else value
+
+
 def devices_of(system: SystemConfig, clients: int, seed: int, names: Sequence[str] | None = None) -> Devices:
     """Returns the devices and networks of N = ``clients`` clients, as the section ``system`` describes them. What is
     drawn depends on ``seed`` alone. ``names`` are the clients' names, if the data have some.

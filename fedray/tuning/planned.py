@@ -13,6 +13,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import UserError, last_line
 from fedray.loggers import prepare
+from fedray.system.devices import MAY_NAME_FILES, with_absolute_paths
 from fedray.tracking.folder import keys_that_differ, read_config
 from fedray.tuning.finals import is_finished
 from fedray.tuning.trial import Assignment, Line, Message, Round, RunEnd
@@ -140,6 +141,7 @@ def _changed(path: Path, settings: Mapping[str, Any]) -> list[str]:
     value that is found from others (null or ``auto``, or iterations, of which rounds are made) is not compared."""
     config, found = load(settings), read_config(path)
     wanted = config.model_dump(mode="json")
+    wanted["system"] |= {key: with_absolute_paths(wanted["system"][key]) for key in MAY_NAME_FILES}
     old, new = flat(found), flat(wanted) | {"run.rounds": config.rounds}
     known = [key for key in settings if old.get(key) not in (None, "auto") and new.get(key) not in (None, "auto")]
     told = [key for key in keys_that_differ(found, wanted) if key in known]

@@ -38,6 +38,9 @@ USES = {
 """For each bytecode operation of Python that contains a name: what the name refers to, a global, an attribute or
 a module."""
 
+HAS_DOCSTRING = 0x4000000
+"""The flag of functions with a docstring, from Python 3.14 on."""
+
 ONLY_TELL = {"logging.Logger", "logging.Handler", "tqdm.std.tqdm", "torch.utils.tensorboard.writer.SummaryWriter"}
 """Classes of objects that only report, such as loggers, and compute nothing. In a digest their class counts, but not
 their content."""
@@ -140,18 +143,19 @@ def _tensor(tensor: torch.Tensor, with_values: bool) -> Iterator[_Part]:
 
 def _code(code: types.CodeType) -> Iterator[_Part]:
     yield code.co_code
-    yield f"{code.co_flags} {code.co_argcount} {code.co_kwonlyargcount} {code.co_posonlyargcount}"
+    yield f"{code.co_flags & ~HAS_DOCSTRING} {code.co_argcount} {code.co_kwonlyargcount} {code.co_posonlyargcount}"
     yield " ".join([*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars, "|", *code.co_cellvars])
-    constants = code.co_consts
-    # of the code of a function, not of a class or a comprehension
-    if code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<") and _begins_with_text(constants):
-        constants = (None, *constants[1:])
+    constants = (None, *code.co_consts[1:]) if _has_docstring(code) else code.co_consts
     yield from map(_Object, constants)
 
 
-def _begins_with_text(constants: tuple[Any, ...]) -> bool:
-    """Returns whether the ``constants`` of a function's code begin with a docstring."""
-    return isinstance(next(iter(constants), None), str)
+def _has_docstring(code: types.CodeType) -> bool:
+    """Returns whether ``code`` is that of a function with a docstring, which is then its first constant."""
+    if sys.version_info >= (3, 14):
+        return bool(code.co_flags & HAS_DOCSTRING)
+    # before, a function without one began with None; the code of classes and comprehensions has none
+    is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
+    return bool(is_function) and isinstance(next(iter(code.co_consts), None), str)
 
 
 def _function(function: types.FunctionType) -> Iterator[_Part]:

@@ -148,7 +148,7 @@ def _require_own_helpers(path: Path, code: bytes, what: str) -> None:
     """Checks that the modules which a user's file imports from its own folder are those of this folder. Raises
     :class:`UserError` if Python would take another module of the same name for one, with other code."""
     with contextlib.suppress(SyntaxError):
-        for node in ast.walk(ast.parse(code)):
+        for node in _executed(ast.parse(code)):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
@@ -160,6 +160,15 @@ def _require_own_helpers(path: Path, code: bytes, what: str) -> None:
                         f"{what}: {path} imports {name}, and Python takes {taken} for it, not {beside}: give one of "
                         "them another name"
                     )
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes of a file's syntax ``tree``, but not what is only for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node = ast.Module(node.orelse, [])
+        yield node
+        yield from _executed(node)
 
 
 def _file_of(name: str) -> Path | None:

@@ -31,6 +31,14 @@ def test_a_config(tmp_path: Path) -> None:
     assert (config.train.lr, config.train.momentum, config.train.batch_size) == (0.001, 0.5, 8)
 
 
+def test_what_is_merged_is_replaced_in_either_form(tmp_path: Path) -> None:
+    text = "x-a: &a {train.lr: 0.1, train.batch_size: 8}\n<<: *a\ntrain: {lr: 0.2}\n"
+    config = load(written(tmp_path, text))
+    assert (config.train.lr, config.train.batch_size) == (0.2, 8)
+    with pytest.raises(UserError, match=r"says train\.lr twice"):
+        load(written(tmp_path, text + "train.lr: 0.3\n"))
+
+
 def test_merged_before_it_is_made(tmp_path: Path) -> None:
     """What is merged into a section that is itself merged elsewhere is not taken for a key given twice."""
     path = written(

@@ -162,6 +162,13 @@ class Attributes(dict[str, Tensor]):
         return self[name]
 
 
+class Made(dict[str, Tensor]):
+    """A dict that its class fills."""
+
+    def __init__(self, z: Tensor, squares: Any) -> None:
+        super().__init__(z=z, squares=z.square())
+
+
 class Returning(nn.Module):
     """Returns its logits and their squares in a form that ``wrap`` makes."""
 
@@ -177,6 +184,7 @@ class Returning(nn.Module):
 FORMS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "a named tuple": (Both, lambda outputs: (outputs.z, outputs.squares)),
     "a dict with attributes": (Attributes, lambda outputs: (outputs.z, outputs.squares)),
+    "a dict with a constructor of its own": (Made, lambda outputs: (outputs["z"], outputs["squares"])),
     "a dict": (dict, lambda outputs: (outputs["z"], outputs["squares"])),
     "a tuple": (lambda z, squares: (z, squares), lambda outputs: outputs),
 }

@@ -294,10 +294,23 @@ def test_random_transforms_are_refused_and_the_users_generators_left_alone(item)
         user_source(RANDOM_LABEL, (XT, YT))
     # only one item draws, which is none of those that are tried
     rare = Items(lambda i: (X[i] + (random.random() if i == 1 else 0), Y[i]))
-    with pytest.raises(UserError, match=r"data draws random numbers when its items are read, as with random"):
+    with pytest.raises(UserError, match=r"item 1 of data differs when it is read again, as with random"):
         user_source(rare, (XT, YT), access="memory")
+    rarest = Items(lambda i: (X[i] + (i == 1 and random.random() > 2), Y[i]))
+    with pytest.raises(UserError, match=r"data draws random numbers when its items are read, as with random"):
+        user_source(rarest, (XT, YT), access="memory")
     assert isinstance(user_source(rare, (XT, YT)).x_train, LazyItems)
     assert drawn() == expected
+
+
+def test_a_dataset_that_seeds_the_generators_itself_is_not_random():
+    def item(i):
+        torch.manual_seed(i)
+        return torch.rand(5), i % 3
+
+    found = user_source(Items(item), (XT, YT), access="memory").x_train
+    torch.manual_seed(1)
+    assert np.array_equal(found[1], torch.rand(5).numpy())
 
 
 def test_a_dataset_is_read_once_and_a_bounded_number_of_items_again():

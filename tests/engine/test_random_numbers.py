@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from fedray import FedrayWarning, simulate
 from fedray.algorithms import Carry, Result, Upload
@@ -120,3 +122,50 @@ def test_torchs_numbers_of_a_module_that_draws_late_are_seeded(tmp_path):
 def test_other_late_numbers_of_a_module_are_told(tmp_path, source, word):
     with pytest.warns(FedrayWarning, match=f"random numbers from the global generator of {word}, which"):
         sha(tmp_path, model=lambda: Late(source))
+
+
+class Read(Dataset[Any]):
+    """A data set whose items are read when they are used."""
+
+    def __init__(self) -> None:
+        source = small_source()
+        self.x, self.targets = source.x_train, source.y_train
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], int(self.targets[i])
+
+
+class TrainingToo(FedAvg):
+    """FedAvg whose server trains its model in its own rule, on public samples."""
+
+    needs_public = True
+
+    def server_update(self, server: Any, phase: str, sums: Any, scalars: Any) -> None:
+        server["x"] = sums["y"]
+        client = server.as_client(server, 2)
+        carry = self.local_steps(client, Carry({"y": client.start("x")}))
+        server["x"] = carry["y"][0]
+
+
+def test_a_rule_of_the_server_may_read_samples(tmp_path):
+    """Seeded items are not waited for by the thread that reads ahead."""
+    keys = {
+        **CONFIG,
+        "model.name": "logistic",
+        "run.output": str(tmp_path),
+        "data.access": "lazy",
+        "data.public_samples": 40,
+    }
+    source = small_source()
+
+    def call() -> None:
+        ended.append(simulate(keys, data=Read(), test=(source.x_test, source.y_test), algorithm=TrainingToo))
+
+    ended: list[Any] = []
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert [result.summary["status"] for result in ended] == ["completed"]

@@ -147,6 +147,8 @@ def test_runs_at_the_same_time_share_the_connection(tmp_path: Path) -> None:
         "first, second = (Simulation(keys | {'run.name': name}) for name in ('first', 'second'))\n"
         "first.step()\n"
         "simulate(keys | {'run.name': 'elsewhere', 'engine.address': '10.1.2.3:6379'})\n"
+        "port = ray.get_runtime_context().gcs_address.rpartition(':')[2]\n"
+        "simulate(keys | {'run.name': 'here', 'engine.address': 'localhost:' + port})\n"
         "second.step()\n"
         "first.step()\n"
         "first.close()\n"
@@ -161,6 +163,7 @@ def test_runs_at_the_same_time_share_the_connection(tmp_path: Path) -> None:
         out, err = child.communicate(timeout=280)
     assert out.split() == ["True", "False", "True"], err
     assert "FedrayWarning: engine.address=10.1.2.3:6379 is not used: this process is connected to the Ray" in err
+    assert "localhost" not in err
     assert not left_of(child.pid)
 
 

@@ -288,8 +288,17 @@ def test_a_gradient_that_is_taken_later_is_that_of_its_pass(name):
         return
     begun = network.training_pass(at.clone(), batch, rng=rng)
     network.forward(at.with_parameters(at.parameters * 1.5), batch.x, rng=rng)
-    later = begun.gradient(lambda outputs, losses: losses)
+    other = network.forward(at.with_parameters(at.parameters * 1.2), batch.x, rng=rng).logits
+    found_in_loss = []
+
+    def loss(outputs: Any, losses: Tensor) -> Tensor:
+        found_in_loss.append(network.forward(at.with_parameters(at.parameters * 1.2), batch.x, rng=rng).logits)
+        return losses
+
+    later = begun.gradient(loss)
     assert float((later - right).norm()) <= 1e-5 * float(right.norm())
+    for each in found_in_loss:
+        torch.testing.assert_close(each, other)
 
 
 @needs_compiler

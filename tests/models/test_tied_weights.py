@@ -104,10 +104,13 @@ def test_layers_are_named_by_any_name_of_their_weights(patterns, names):
 def test_matrices_beside_a_model_leave_shared_weights_as_they_are():
     """A head is trained too, but not the embedding of a language model, whose weights it may have."""
     pytest.importorskip("peft")
-    tied, untied = Words(), Words()
-    untied.score.weight = nn.Parameter(untied.score.weight.detach().clone())
+    tied, untied, twice = Words(), Words(), Words()
+    for model in (untied, twice):
+        model.score.weight = nn.Parameter(model.score.weight.detach().clone())
+    # a layer with two names shares nothing with another
+    twice.layers = nn.ModuleList([twice.mix, twice.score])
     found = []
-    for model in (tied, untied):
+    for model in (tied, untied, twice):
         adapt(model, PeftConfig(kind="lora", r=2), None)
         found.append({name for name, each in model.named_parameters() if each.requires_grad and "lora" not in name})
-    assert found == [set(), {"score.weight"}]
+    assert found == [set(), {"score.weight"}, {"score.weight"}]

@@ -333,7 +333,7 @@ def test_all_stops_when_the_user_asks_for_it_and_no_trial_runs_any_more(tmp_path
     assert isinstance(stopper.error, Interrupted)
 
 
-def test_a_run_of_other_settings_does_not_count_as_done(tmp_path):
+def test_a_run_of_other_settings_does_not_count_as_done(tmp_path, monkeypatch):
     """Nor does one with fewer rounds, which goes on."""
     settings = {
         "algorithm.name": "fedprox",
@@ -346,13 +346,15 @@ def test_a_run_of_other_settings_does_not_count_as_done(tmp_path):
     done.mkdir(parents=True)
     (done / "summary.json").write_text(json.dumps({"status": "completed"}))
     made = {"algorithm": {"name": "fedprox", "mu": 0.1}, "run": {"rounds": 5}, "train": {"lr": 0.05, "weight_decay": 0}}
-    made |= {"model": {"head": "none"}}
+    monkeypatch.chdir(tmp_path)
+    made |= {"model": {"head": "none"}, "system": {"devices": str(tmp_path / "fast.yaml")}}
     (done / "config.yaml").write_text(json.dumps(made | {"engine": {"device": "cpu", "server_gpus": 0}}))
 
     def left(changes: dict[str, Any]) -> list[Planned]:
         return unfinished([Planned("a/seed-0", settings | changes)], tmp_path)
 
     assert not left({})
+    assert not left({"system.devices": "fast.yaml"})
     assert len(left({"run.rounds": 6})) == 1
     for key, value, line in [
         ("algorithm.mu", 0.2, "algorithm.mu was 0.1, and is 0.2 now"),

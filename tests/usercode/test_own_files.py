@@ -234,6 +234,18 @@ def test_helpers_of_the_same_name_in_two_folders_are_not_taken_for_each_other(tm
         import_object(f"{tmp_path}/second/mine.py:Mine", "algorithm.name")
 
 
+def test_imports_for_type_checkers_are_not_made(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "types_of_a_test.py").write_text(f"# {folder}\n")
+    (tmp_path / "one" / "mine.py").write_text("import types_of_a_test\nclass Mine: pass\n")
+    (tmp_path / "two" / "mine.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import types_of_a_test\nclass Mine: pass\n"
+    )
+    for folder in ("one", "two"):
+        import_object(f"{tmp_path}/{folder}/mine.py:Mine", "algorithm.name")
+
+
 def test_a_module_without_a_file_and_one_of_a_library_beside_are_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from fedray.config import IGNORE_INDEX
-from fedray.core.seeds import drawn_by, global_generators
+from fedray.core.seeds import drawn_by, generator_states, global_generators
+from fedray.core.structure import leaves
 from fedray.data.normalization import DEFAULT, OF_TABLES, of_choice
 from fedray.data.sources.columns import Columns
 from fedray.data.sources.features import stack_samples
@@ -19,7 +20,7 @@ from fedray.data.sources.source import Source, from_fields, validate
 from fedray.data.sources.tables import read_frame, with_columns_of
 from fedray.data.sources.targets import AUTO
 from fedray.data.sources.wrapped import list_of
-from fedray.data.storage.lazy import LazyItems, is_much, random_item, read_item, stack_targets, targets_of
+from fedray.data.storage.lazy import LazyItems, is_much, random_item, read_item, same_values, stack_targets, targets_of
 from fedray.errors import UserError
 
 LABEL = "label"
@@ -120,6 +121,22 @@ def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str)
     return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
 
 
+def _random_again(
+    dataset: Sequence[Any], name: str, items: Sequence[tuple[Any, Any]], ended: Mapping[str, Any]
+) -> str | None:
+    """Reads all items of a Dataset, ``items``, once more with other random numbers. Returns a clause that says how it
+    is random, or None if it is not: the items are the same, and so are the states in which the generators that it draws
+    from have ``ended``, because the Dataset seeds them itself."""
+    with global_generators(1):
+        for number, (x, _) in enumerate(items):
+            again, _ = read_item(dataset, name, number)
+            if not all(map(same_values, leaves(x), leaves(again))):
+                return f"item {number} of {name} differs when it is read again"
+        states = generator_states()
+    is_random = any(state != states[each] for each, state in ended.items())
+    return f"{name} draws random numbers when its items are read" if is_random else None
+
+
 def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, ...]:
     """Returns the inputs and targets of a Dataset, and the clients if it has an attribute ``clients``.
 
@@ -136,8 +153,9 @@ def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, 
     if random is None and access != "lazy" and not is_much(lazy.bytes_each * len(lazy)):
         with global_generators(0):
             drawn = drawn_by(lambda: items.extend(read_item(dataset, name, i) for i in range(len(dataset))))
+            ended = {each: state for each, state in generator_states().items() if each in drawn}
         # some items may be random although those that were tried are not
-        random = f"{name} draws random numbers when its items are read" if drawn else None
+        random = _random_again(dataset, name, items, ended) if drawn else None
     if random is not None and access in ("memory", "mapped"):
         raise UserError(
             f"{random}, as with random transforms; with data.access={access} items would stay as first read in all "

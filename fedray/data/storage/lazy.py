@@ -254,18 +254,18 @@ def random_item(dataset: Indexed, name: str) -> int | None:
                 x, y = read_item(dataset, name, i)
             read.append((leaves(x), y))
         (first, target), *others = read
-        if not all(_same(target, y) for _, y in others):
+        if not all(same_values(target, y) for _, y in others):
             raise UserError(
                 f"the target of item {i} of {name} differs when it is read again: transforms may change inputs at "
                 "random, but no targets, which are read once"
             )
-        if not all(_same(a, b) for a, b in zip(read[-1][0], read[-2][0], strict=True)):
+        if not all(same_values(a, b) for a, b in zip(read[-1][0], read[-2][0], strict=True)):
             raise UserError(
                 f"item {i} of {name} differs when it is read again with the same random numbers: its transforms must "
                 "draw from the global generators of torch, NumPy or Python, which fedray seeds, and not from "
                 "another generator, or no result could be repeated"
             )
-        if not all(_same(a, b) for x, _ in others for a, b in zip(first, x, strict=True)):
+        if not all(same_values(a, b) for x, _ in others for a, b in zip(first, x, strict=True)):
             return i
     return None
 
@@ -275,5 +275,5 @@ def _spread(count: int, most: int) -> list[int]:
     return [int(place) for place in np.unique(np.linspace(0, count - 1, most).astype(np.int64))]
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
+def same_values(a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -68,7 +69,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
     """
     if ray.is_initialized():
         at = ray.get_runtime_context().gcs_address
-        if engine.address not in (None, "auto", "local", at):
+        if engine.address not in (None, "auto", "local") and not _is_at(engine.address, at):
             given = f"engine.address={engine.address}"
             say(as_warning(f"{given} is not used: this process is connected to the Ray cluster at {at} already"))
         return None
@@ -92,6 +93,16 @@ def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
     return False
+
+
+def _is_at(address: str, other: str) -> bool:
+    """Returns whether ``address``, which may have the name of a host, is the address ``other``, which has a number."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        host = socket.gethostbyname(host)
+    if host.startswith("127."):
+        host = ray.util.get_node_ip_address()
+    return f"{host}:{port}" == other
 
 
 def existing_cluster(engine: EngineConfig, say: Callable[[str], None] = lambda line: None) -> str | None:
