@@ -128,7 +128,7 @@ def winners(pfedmo: Path, fedavg: Path, output: Path, best: int, seeds: int) -> 
     searched = list(next(iter(trials.values())))
     base, trials = best_of(fedavg, 1)
     configs["FedAvg"] = base | next(iter(trials.values()))
-    configs["FedAvg, the public samples dealt to its clients"] = configs["FedAvg"] | {"data.public_to": "clients"}
+    configs["FedAvg, the public samples divided among its clients"] = configs["FedAvg"] | {"data.public_to": "clients"}
     jobs = [(config, name, seed) for name, config in configs.items() for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         runs = [pool.submit(again, config, name, seed, str(output)) for config, name, seed in jobs]

@@ -110,7 +110,9 @@ class Suite:
         with_public = [spec for spec in self.specs if _algorithm_of(spec).needs_public]
         if is_held_out and is_for_server and with_public and self.baseline not in with_public:
             to_clients = {"data.public_to": "clients"}
-            finals.append(Final(self.baseline, to_clients, "the public samples dealt to its clients", "public-dealt"))
+            finals.append(
+                Final(self.baseline, to_clients, "the public samples divided among its clients", "public-dealt")
+            )
         return finals
 
     def write_record(self) -> None:

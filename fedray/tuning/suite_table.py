@@ -30,7 +30,7 @@ from fedray.util.files import replacement_of, write_whole
 NOTES = (
     "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and `> R` "
     "says that the median is above R, the least that a run took which did not reach it.",
-    "Public samples used are the labelled ones on which the server trained, or the clients to whom they were dealt; "
+    "Public samples used are the labelled ones on which the server trained, or that were divided among the clients; "
     "there are none if they were only held out. A representation model alone is evaluated in the same runs as the row "
     "of its algorithm, and has their cost. If there are personal models, rows are compared by the mean over all "
     "clients, each on its own test share: of its personal model, or of the deployed one, also fine-tuned.",

@@ -180,7 +180,7 @@ def test_the_baseline_with_the_public_samples_dealt_out_is_run_where_a_server_ha
     def labels(algorithms, *overrides, baseline="fedavg"):
         return [final.label for final in written(tmp_path, algorithms, *overrides, baseline=baseline).finals]
 
-    dealt = "fedavg, the public samples dealt to its clients"
+    dealt = "fedavg, the public samples divided among its clients"
     assert labels(["pfedmo", "fedavg"]) == ["pfedmo", "fedavg", dealt]
     assert labels(["pfedmo", "fedavg"], baseline="pfedmo") == ["pfedmo", "fedavg"]
     # these hold the samples out for nobody, or not for FedAvg

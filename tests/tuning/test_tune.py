@@ -158,7 +158,7 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     suite = read_suite(tmp_path / "two.yaml", [f"tune.output={tmp_path}"])
     assert run_suite(suite) == "completed"
     table = suite_table(suite)
-    dealt, alone = "mine, the public samples dealt to its clients", "pfedmo, representation model alone"
+    dealt, alone = "mine, the public samples divided among its clients", "pfedmo, representation model alone"
     assert sorted(table["algorithm"]) == ["mine", dealt, "pfedmo", alone]
     assert table["trials"].tolist() == [3, 3, 3, 3]
     by_name = table.set_index("algorithm")
