@@ -17,6 +17,7 @@ from fedray.cli.settings import add_settings, load_settings
 from fedray.config import AlgorithmConfig, Config, dump_yaml
 from fedray.config.privacy import PrivacyConfig
 from fedray.config.robust import AggregationConfig, AttackConfig
+from fedray.config.sections import RunConfig
 from fedray.config.system import SystemConfig
 from fedray.errors import UserError
 
@@ -89,8 +90,8 @@ def measure(config: Config) -> tuple[Sequence[float], int, str]:
 
     threads = config.engine.threads if "threads" in config.engine.model_fields_set else os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="fedray-calibrate") as folder:
-        run = {"output": folder, "working_copy": None, "rounds": ROUNDS, "iterations": None, "eval_every": 0}
-        run |= {"checkpoint_every": 0, "name": "calibrate", "stop_at": None, "patience": None, "last_rounds": None}
+        run: dict[str, Any] = {"output": folder, "name": "calibrate", "rounds": ROUNDS, "eval_every": 0}
+        run |= {"checkpoint_every": 0, "seed": config.run.seed, "given": config.run.given}
         train: dict[str, Any] = {"cohort_size": 1, "participation": None, "sampling": "uniform", "weighting": "auto"}
         train |= {"aggregation": AggregationConfig(), "upload": []}
         engine = {"kind": "local", "threads": threads, "vectorize": False, "compile": False}
@@ -100,7 +101,7 @@ def measure(config: Config) -> tuple[Sequence[float], int, str]:
                 "system": SystemConfig(),
                 "attack": AttackConfig(),
                 "privacy": PrivacyConfig(),
-                "run": config.run.model_copy(update=run),
+                "run": RunConfig(**run),
                 "train": config.train.model_copy(update=train),
                 "engine": config.engine.model_copy(update=engine),
             }

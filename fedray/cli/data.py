@@ -10,6 +10,7 @@ from typing import Any
 from fedray.cli.settings import load_settings
 from fedray.config import Config
 from fedray.errors import UserError, near_miss
+from fedray.util.files import is_there
 
 ACTIONS = ("info", "prepare")
 
@@ -59,7 +60,7 @@ def _source_or_file(word: str) -> str:
 
     if word in SOURCES:
         return f"data.source={word}"
-    if "=" in word or word.endswith((".yaml", ".yml")) or Path(word).exists():
+    if "=" in word or word.endswith((".yaml", ".yml")) or is_there(word):
         return word
     raise UserError(f"there is no source or file {word!r}{near_miss(word, [*ACTIONS, *SOURCES])}")
 

@@ -9,6 +9,7 @@ from typing import Any
 from fedray.cli.settings import local
 from fedray.errors import UserError
 from fedray.evaluating import SPLITS
+from fedray.util.files import is_there
 from fedray.util.uris import is_uri
 
 DESCRIPTION = """\
@@ -53,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    words = [word for word in options.settings if "=" not in word or Path(word).exists() or is_uri(word)]
+    words = [word for word in options.settings if "=" not in word or is_there(word) or is_uri(word)]
     overrides = [word for word in options.settings if word not in words]
     if not words or len(words) > 2:
         given = f"; not {' '.join(words)}" if words else ""

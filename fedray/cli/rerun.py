@@ -102,6 +102,10 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
+MEASURED = ("round_seconds", "wall_seconds")
+"""The columns of metrics.csv that differ each time. ``virtual_seconds`` does not."""
+
+
 def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
     """Compares a run with its repetition, both given by their folders. Returns the number of rounds that both have, and
     the names of the columns that differ in these rounds, with ``model`` for the final model.
@@ -114,7 +118,7 @@ def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
         name
         for number in common
         for name, value in one[number].items()
-        if not name.endswith("_seconds") and value and other[number].get(name) and value != other[number][name]
+        if name not in MEASURED and value and other[number].get(name) and value != other[number][name]
     }
     hashes = [_model_sha256(folder) for folder in (original, again)]
     if len(one) == len(other) and None not in hashes and hashes[0] != hashes[1]:

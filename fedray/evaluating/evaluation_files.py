@@ -68,7 +68,7 @@ def _line_about_clients(found: Evaluation) -> str:
     if not len(kept):
         return "clients: none has samples"
     tenth = np.sort(kept if found.mode == "max" else -kept)[: -(-len(kept) // 10)].mean()
-    worst = number_text(tenth if found.mode == "max" else abs(tenth))
+    worst = number_text(tenth if found.mode == "max" else 0.0 - tenth)
     return (
         f"{len(kept):,} clients: mean {found.main.replace('_', ' ')} {number_text(kept.mean())}, that of the worst "
         f"tenth {worst}, standard deviation {number_text(kept.std())}"

@@ -31,6 +31,7 @@ from fedray.results.style import (
     lines_for,
 )
 from fedray.results.tables import Table, digits_of, in_units
+from fedray.system.clock import USED
 from fedray.tracking.tables import read_parts
 
 SHOWN_SETTINGS = (
@@ -40,7 +41,7 @@ SHOWN_SETTINGS = (
 )  # fmt: skip
 """The settings that the page shows; the others are in config.yaml."""
 
-TIMES = ("gradient", "algorithm", "data", "transport", "waiting", "server", "evaluation", "checkpoint")
+TIMES = ("gradient", "compilation", "algorithm", "data", "transport", "waiting", "server", "evaluation", "checkpoint")
 """The columns of profile.csv, in the order in which they are drawn."""
 
 DRIFT = {
@@ -184,6 +185,9 @@ def _clients(run: RecordedRun) -> Figures:
             yield f"clients sorted by their {measure.words}, in round {rows['round'].iloc[0]}", figure
     took_part = _read_parts(run.folder / "clients.parquet")
     if took_part is not None:
+        if "outcome" in took_part:
+            # others were asked, and late, for example
+            took_part = took_part[took_part["outcome"] == USED]
         counts = took_part["client"].value_counts().to_numpy()
         figure, (axes,) = figure_of(1)
         axes.bar(*np.unique(counts, return_counts=True), width=0.9, color=COLOURS[1])

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 from fedray.errors import UserError
 from fedray.remote.local import COMMIT, FIRST, commits_of, note_commits, scan
@@ -95,6 +96,10 @@ def fetch_new(uri: str, folder: Path) -> None:
                 fetch(storage.below(*name.parts), folder / name, _is_for_reading, PARTLY)
 
 
+DEEPEST = 3
+"""The largest number of folders of a run in which a file of a model is, with the run's own."""
+
+
 def fetched_place(uri: str) -> Path:
     """Returns the folder in the user's cache into which :func:`fetched` downloads the results at ``uri``."""
     return cache_folder() / "fetched" / cache_name(uri)
@@ -111,7 +116,8 @@ def fetched(uri: str) -> Path:
         storage = Storage(uri)
         found = {folder / name: storage.below(*name.parts) for name in _mirrored(storage)}
         for old in [path.parent for path in folder.rglob(COMMIT)]:
-            if old not in found:
+            # a sweep's trials go with it
+            if old not in found and old.exists():
                 shutil.rmtree(old)
         for each, there in found.items():
             fetch(there, each, _is_for_reading)
@@ -125,14 +131,29 @@ def as_path(named: str | os.PathLike[str]) -> Path:
     a file in a folder.
 
     A path is returned as it is. For a URI the results are downloaded first (:func:`fetched`). If it is the URI of a
-    file, which ends in .safetensors or .yaml, the whole folder that contains the file is downloaded. Raises
-    :class:`UserError` if ``named`` is neither, or nothing can be downloaded.
+    file, which ends in .safetensors or .yaml, the whole run or sweep that contains the file is downloaded; a client's
+    model is up to three folders deep in that. Raises :class:`UserError` if ``named`` is neither, or nothing can be
+    downloaded.
     """
     place = place_of(named)
     if not is_uri(place):
         return Path(place)
-    name = Path(shown(place)).name
-    return fetched(above(place)) / name if name.endswith((".safetensors", ".yaml")) else fetched(place)
+    if not shown(place).endswith((".safetensors", ".yaml")):
+        return fetched(place)
+    rest: list[str] = []
+    problem = None
+    while len(rest) < DEEPEST:
+        rest.insert(0, unquote(Path(shown(place)).name))
+        place = above(place)
+        try:
+            found = fetched(place).joinpath(*rest)
+        except UserError as error:
+            problem = problem or error
+            continue
+        if problem is None or found.exists():
+            return found
+    assert problem is not None
+    raise problem
 
 
 def publish(uri: str, folder: Path, paths: Iterable[Path]) -> list[str]:

@@ -21,15 +21,14 @@ def check_record(spec: SweepSpec) -> None:
     """Checks, before a report is made, that the folder of ``spec`` holds the sweep that ``spec`` describes. Raises
     :class:`UserError` if sweep.yaml in the folder records another sweep.
 
-    A folder without this file is accepted.
     """
     if not (spec.folder / RECORD).exists():
-        return
+        raise UserError(f"there is no sweep in {spec.folder}")
     old, new = read_record(spec.folder), spec.record()
     # these keys are added to a sweep's base when it is opened
     added = {key: old["base"][key] for key in ("data.validation_samples", "run.given") if key in old["base"]}
     new["base"] = added | new["base"]
-    new["tune"]["objective"] = new["tune"]["objective"] or old["tune"].get("objective")
+    new["tune"]["objective"] = _with_directions(new["tune"]["objective"], old)
     if new["tune"]["pruner"]["axis"] == "auto":
         new["tune"]["pruner"]["axis"] = old["tune"].get("pruner", {}).get("axis")
     if differ := record_keys_that_differ(old, {**new, "inputs": old.get("inputs", {})}):
@@ -41,12 +40,20 @@ def check_record(spec: SweepSpec) -> None:
 
 def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
     """Returns ``spec`` with ``tune.objective`` filled in, so that a report knows by which column the trials of this
-    sweep were compared. If the space file sets no objective, it is taken from sweep.yaml, the record in the sweep's
-    folder. If there is no record, ``spec`` is returned unchanged."""
-    if spec.tune.objective or not (spec.folder / RECORD).exists():
+    sweep were compared. If the space file sets no objective, or not in which direction, that is taken from sweep.yaml,
+    the record in the sweep's folder. If there is no record, ``spec`` is returned unchanged."""
+    is_whole = spec.tune.objective and all(spec.tune.objective.values())
+    if is_whole or not (spec.folder / RECORD).exists():
         return spec
-    recorded = read_record(spec.folder)["tune"].get("objective") or {}
-    return replace(spec, tune=spec.tune.model_copy(update={"objective": recorded}))
+    objective = _with_directions(spec.tune.objective, read_record(spec.folder))
+    return replace(spec, tune=spec.tune.model_copy(update={"objective": objective}))
+
+
+def _with_directions(objective: Mapping[str, Any] | None, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``objective`` with the directions (max, min) that it lacks as they are in ``record``, the content of a
+    sweep.yaml; without an objective, the one that is recorded."""
+    recorded = record["tune"].get("objective") or {}
+    return {name: way or recorded.get(name) for name, way in (objective or recorded).items()}
 
 
 def objective_of(spec: SweepSpec) -> str | None:

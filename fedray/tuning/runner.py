@@ -220,6 +220,8 @@ class SourceStopper(Stopper, tune.Callback):
         elif self.waiting_since is None:
             self.waiting_since = time.monotonic()
         if self.error is not None:
+            # the runs keep their checkpoints, from which the same command goes on
+            self.stop_file.touch()
             return True
         if self.searcher.stopping and not self.started:
             self.error = Interrupted()

@@ -107,8 +107,10 @@ class Suite:
         finals, base = [Final(spec) for spec in self.specs], self.baseline.base
         is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
         is_for_server = base.get("data.public_to", "server") == "server" and not base.get("data.public_overlap")
+        if not (is_held_out and is_for_server):
+            return finals
         with_public = [spec for spec in self.specs if _algorithm_of(spec).needs_public]
-        if is_held_out and is_for_server and with_public and self.baseline not in with_public:
+        if with_public and self.baseline not in with_public:
             to_clients = {"data.public_to": "clients"}
             finals.append(
                 Final(self.baseline, to_clients, "the public samples divided among its clients", "public-dealt")

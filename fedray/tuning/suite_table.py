@@ -187,7 +187,7 @@ def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measu
         shown["MB to it (median)"] = [amount(row["bytes_to"] / 1e6, row["bytes_bound"] / 1e6) for row in records]
     shown["MB"] = table["bytes"] / 1e6
     for name, title in (("parameters", "parameters"), ("public_samples", "public samples used")):
-        shown[title] = ["" if math.isnan(number) else f"{number:,.0f}" for number in table[name]]
+        shown[title] = ["" if pd.isna(number) else f"{number:,.0f}" for number in table[name]]
     shown["weighting"] = table["weighting"].fillna("")
     shown["with"] = table["with"]
     return shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -221,5 +222,7 @@ class Sweep:
             if "run.log_clients" not in self.spec.base:
                 del settings["run.log_clients"]
             write_whole(self.folder / name, dump_yaml(expand(settings)))
-        for old in set(self.folder.glob("best*.yaml")) - {self.folder / name for name in names}:
-            old.unlink()
+        for old in self.folder.glob("best*.yaml"):
+            # others are copies of the user's
+            if re.fullmatch(r"best(-\d{4,})?\.yaml", old.name) and old.name not in names:
+                old.unlink()

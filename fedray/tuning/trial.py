@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
@@ -114,7 +115,8 @@ def run_trial(
     returns True, the trial stops there and keeps its checkpoint, so that it can be continued.
 
     A run that was finished before is not made again, but its end is reported. A run that was interrupted continues from
-    its checkpoint. The checkpoints of runs that will not be continued are deleted.
+    its checkpoint. The checkpoints of runs that will not be continued are deleted; that of a run which a callback has
+    ended is kept until the trial has ended.
     """
     from fedray.api import run_experiment
 
@@ -123,9 +125,9 @@ def run_trial(
         if line.startswith(WARNING if assignment.alone else f"{WARNING}run.loggers"):
             report(Line(line))
 
-    display = Display(quiet=True, warn=warn)
+    display, kept, is_stopped = Display(quiet=True, warn=warn), list[Path](), False
     for number, settings in enumerate(assignment.runs):
-        config, step, is_stopped = load(settings), 0, False
+        config, step = load(settings), 0
 
         def on_round(finished: Report, run: int = number, rounds: int = config.rounds) -> bool:
             nonlocal step, is_stopped
@@ -142,9 +144,12 @@ def run_trial(
 
         def tidy(result: RunResult) -> None:
             nonlocal is_put_off
-            is_put_off = result.summary["status"] == "interrupted" and interrupted()
+            is_early = result.summary["status"] == "interrupted"
+            is_put_off = is_early and interrupted()
             if not is_put_off and not assignment.alone:
-                shutil.rmtree(result.folder / "checkpoints", ignore_errors=True)
+                kept.append(result.folder / "checkpoints")
+                if is_stopped or not is_early:
+                    shutil.rmtree(kept.pop(), ignore_errors=True)
 
         try:
             result = run_experiment(config, lambda: custom, [on_round, *custom.callbacks], display, tidy)
@@ -158,6 +163,8 @@ def run_trial(
         last_row: Any = rows.iloc[-1].to_dict() if len(rows) else {}
         if is_stopped or report(RunEnd(number, status, last_row)) or status == "diverged":
             break
+    for folder in kept:
+        shutil.rmtree(folder, ignore_errors=True)
     return TrialEnd()
 
 

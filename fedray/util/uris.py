@@ -44,7 +44,7 @@ def problem_of_uri(uri: str) -> str | None:
         return f"{host}: a folder is file:///FOLDER, with three slashes"
     if parts.scheme != "file" and not parts.netloc:
         return f"names no bucket or host: {parts.scheme}://NAME/FOLDER"
-    if parts.fragment or any(part in (".", "..") for part in parts.path.split("/")):
+    if parts.fragment or any(part in (".", "..") for part in unquote(parts.path).split("/")):
         return "must be a plain path, without '#', '.' and '..'"
     for name, _ in parse_qsl(parts.query, keep_blank_values=True):
         if name not in OPTIONS[parts.scheme]:
@@ -93,4 +93,4 @@ def cache_name(uri: str) -> Path:
     parts = urlsplit(uri)
     # the same bucket behind another address is another bucket
     place = parts.scheme + ("-" + hashlib.sha256(parts.query.encode()).hexdigest()[:8] if parts.query else "")
-    return Path(place, parts.netloc, parts.path.strip("/"))
+    return Path(place, parts.netloc, unquote(parts.path).strip("/"))

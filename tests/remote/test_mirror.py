@@ -18,7 +18,7 @@ import pytest
 
 from fedray.errors import OutputLost, UserError
 from fedray.remote import fetching, mirror, owner
-from fedray.remote.fetching import fetch, fetch_new, fetched
+from fedray.remote.fetching import as_path, fetch, fetch_new, fetched, fetched_place
 from fedray.remote.local import scan
 from fedray.remote.manifest import NAME, read_manifest
 from fedray.remote.mirror import mirrored
@@ -348,3 +348,26 @@ def test_what_can_not_work_is_one_line_at_once(s3, tmp_path, change, line):
     assert str(found.value).startswith(line)
     assert "\n" not in str(found.value)
     assert time.monotonic() - began < 10
+
+
+def test_what_was_removed_is_removed_with_all_that_is_in_it(tmp_path):
+    uri = f"file://{tmp_path}/there"
+    for name in ("kept", "sweep", "sweep/trials/0001"):
+        with mirrored(f"{uri}/{name}", tmp_path / name, 60, silent):
+            write(tmp_path / name, metrics="1\n")
+    folder = fetched(uri)
+    shutil.rmtree(tmp_path / "there" / "sweep")
+    assert fetched(uri) == folder
+    assert [path.name for path in folder.iterdir()] == ["kept"]
+
+
+def test_a_model_deep_in_a_run_is_found(tmp_path):
+    uri, model = f"file://{tmp_path}/my%20runs/a", "personal/client-3.safetensors"
+    with mirrored(uri, tmp_path / "run", 60, silent):
+        write(tmp_path / "run", **{"metrics.csv": "1\n", model: "numbers"})
+    found = as_path(f"{uri}/{model}")
+    assert found.read_text() == "numbers"
+    # where a sweep or run of that name has its working copy
+    assert found.parents[2] == fetched_place(f"file://{tmp_path}") / "my runs"
+    with pytest.raises(UserError, match=f"no run or sweep at file://{tmp_path}/nowhere"):
+        as_path(f"file://{tmp_path}/nowhere/model.safetensors")

@@ -39,6 +39,14 @@ def test_a_profile_of_this_machine(capsys):
         simulate(keys | {"system.devices": "mine.yaml", "run.resume": True, "run.rounds": 2})
 
 
+def test_what_a_configuration_says_of_its_own_run_does_not_count(capsys):
+    Path("mine.py").write_text("def early(report):\n    return True\n")
+    keys = ["run.local_models_of=[1]", "run.local_models_in=[50]", "run.rounds=60", "run.diagnostics=all_clients"]
+    keys += ["run.callbacks=[mine.py:early]", "run.stop_at={train_loss: 9}"]
+    assert main(["calibrate", *SMALL, "engine.threads=1", *keys]) == 0
+    assert "(median of 5 rounds" in capsys.readouterr().out
+
+
 def test_bad_input(capsys):
     assert "--watts must be above 0, not -1" in refused(capsys, "--watts", "-1", command="calibrate", base=[])
     assert "must end with .yaml" in refused(capsys, "--write", "me.txt", command="calibrate", base=[])

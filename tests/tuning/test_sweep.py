@@ -306,6 +306,34 @@ def test_a_run_that_a_callback_ends_counts_as_it_is(seeds, tmp_path):
         assert (trial.state.name, trial.value) == ("COMPLETE", pytest.approx(sum(at) / seeds))
 
 
+def test_a_trial_goes_on_after_a_run_that_a_callback_has_ended(tmp_path):
+    with opened(tmp_path, "tune.seeds=2") as sweep:
+        assignment = sweep.next_trial()
+        folder = tmp_path / "s" / "trials" / "0000"
+        heard = []
+
+        def tell(message):
+            heard.append(message)
+            return False
+
+        own = CustomObjects(small_source(), callbacks=(lambda report: report.round >= 5,))
+        assert run_trial(assignment, own, tell, lambda: len(heard) > 7).interrupted
+        assert run_trial(assignment, own, tell) == TrialEnd()
+        assert [len(read_metrics(folder / f"seed-{seed}")) for seed in (0, 1)] == [6, 5]
+        assert not list(folder.glob("*/checkpoints"))
+
+
+def test_copies_of_the_best_configuration_are_left_alone(tmp_path):
+    copies = ["best-for-paper.yaml", "best-7.yaml", "best.old.yaml"]
+    with opened(tmp_path, "tune.trials=2") as sweep:
+        for name in (*copies, "best-0007.yaml"):
+            (tmp_path / "s" / name).touch()
+        for number in range(2):
+            sweep.next_trial()
+            ends(sweep, number, 0.5)
+    assert sorted(path.name for path in (tmp_path / "s").glob("best*")) == sorted([*copies, "best.yaml"])
+
+
 def test_a_run_that_is_dearer_than_the_base_is_compared_after_its_end(tmp_path):
     """Its steps are over before its run is, which is no end of a run."""
     with opened(tmp_path, "tune.seeds=2", "tune.pruner.kind=median", "tune.pruner.axis=bytes") as sweep:

@@ -14,6 +14,7 @@ from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
 from fedray.testing.contracts import small_source
 from fedray.tuning.opening import open_sweep
+from fedray.tuning.recorded import check_record, with_recorded_objective
 from fedray.tuning.spec import check_together, read_sweeps
 from fedray.tuning.trial import TrialEnd
 
@@ -50,6 +51,21 @@ def test_an_interrupted_trial_goes_on_with_the_sweep(tmp_path):
         assert not sweep.running
     with opened(tmp_path, "tune.trials=1") as sweep:
         assert sweep.next_trial() == first
+
+
+def test_a_report_takes_the_direction_of_an_objective_from_the_sweep(tmp_path):
+    with opened(tmp_path, tune={"objective": "validation_accuracy"}):
+        pass
+    said = [f"tune.output={tmp_path}", "tune.name=s"]
+    (spec,) = read_sweeps(described(tune={"objective": "validation_accuracy"}), said)
+    check_record(spec)
+    assert with_recorded_objective(spec).tune.objective == {"validation_accuracy": "max"}
+    (other,) = read_sweeps(described(tune={"objective": {"validation_accuracy": "min"}}), said)
+    with pytest.raises(UserError, match=r"\(tune.objective differs\)"):
+        check_record(other)
+    (nowhere,) = read_sweeps(described(), [f"tune.output={tmp_path}", "tune.name=t"])
+    with pytest.raises(UserError, match=r"there is no sweep in .*/t$"):
+        check_record(nowhere)
 
 
 def test_a_folder_holds_one_sweep(tmp_path):

@@ -317,6 +317,8 @@ def test_what_a_source_raises_is_kept_and_stops_all_trials(monkeypatch, tmp_path
         assert stopper("a", {"messages": [RunEnd(0, "completed", {})]})
     assert stopper.stop_all()
     assert stopper.error is first
+    # the trials that are running keep what they need to go on
+    assert (tmp_path / "stop").exists()
 
 
 def test_all_stops_when_the_user_asks_for_it_and_no_trial_runs_any_more(tmp_path):
