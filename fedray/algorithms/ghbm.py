@@ -34,7 +34,7 @@ class GHBM(FedAvg):
     paper = "Zaccone et al., TMLR 2025"
     any_optimizer = False
     assumes_plain_sgd = True
-    traffic = Traffic(models_down=2)
+    traffic = Traffic(vectors_down=1)
 
     class Hyper(base.Hyper):
         tau: int | None = base.parameter(None, "window in rounds (tau); 1 / participation, rounded", ge=1)

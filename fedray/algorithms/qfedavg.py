@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from fedray.algorithms import base
 from fedray.algorithms.base import Carry, Result, Upload, Work
 from fedray.algorithms.fedavg import FedAvg
@@ -40,7 +42,9 @@ class QFedAvg(FedAvg):
         q: float = base.parameter(1.0, "how much more larger losses count (q)", ge=0)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        q, loss = self.hyper.q, client.objective.full_loss(client.start("x")).double() + LEAST
+        q, loss = self.hyper.q, client.objective.full_loss(client.start("x")).double()
+        # none of the client's targets may count, as in its local steps
+        loss = torch.where(loss.isnan(), 0.0, loss) + LEAST
         square = squared_norms((carry["y"] - client.shared["x"]) / client.lr)
         h = q * loss ** (q - 1) * square + loss**q / client.lr
         return Result({"y": Upload.mean_by(loss**q, carry["y"])}, scalars={"weight": loss**q, "h": h})

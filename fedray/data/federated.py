@@ -224,7 +224,8 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     x, y, total = source.x_train, source.y_train, len(source.y_train)
     has_public = source.x_public is not None and public_samples > 0
     taken = (0 if has_public else public_samples) + data.validation_samples
-    if taken >= total:
+    withheld = data.validation_samples if data.public_overlap else taken
+    if withheld >= total or taken > total:
         raise UserError(
             f"data.public_samples={taken - data.validation_samples} and data.validation_samples="
             f"{data.validation_samples} leave none of the {total} training samples of {source.name} to the clients"

@@ -66,11 +66,13 @@ def _together(name: str, kind: str, updates: Tensor, is_model: bool, robust: Rob
     uniform = [1 / len(flat)] * len(flat)
     weights = torch.tensor(server.cohort.weights if kind == "weighted_mean" else uniform, device=flat.device)
     key = f"{KEPT} {name}"
-    # running statistics have no history, which would lead them beyond those of all clients
-    averaged = slice(state.layout.width if robust.rule.keeps and is_model else flat.shape[1], None)
-    mean = flat[flat.isfinite().all(dim=1)][:, averaged].double().sum(dim=0).div(len(flat)).float()
-    made = robust.rule(flat, weights, server[key] if key in server.vectors else None)
-    made[averaged] = mean
+    # lengths and distances are those of parameters; running statistics are averaged, and have no history
+    width = state.layout.width if is_model else flat.shape[1]
+    finite = flat.isfinite().all(dim=1)
+    shares = weights[finite].double() / weights[finite].double().sum()
+    mean = (shares @ flat[finite][:, width:].double()).float()
+    before = server[key][:width] if key in server.vectors else None
+    made = torch.cat([robust.rule(flat[:, :width], weights, before), mean])
     if robust.rule.keeps:
         server[key] = made
     return made.double().view_as(updates[0])

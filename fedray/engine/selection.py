@@ -90,7 +90,8 @@ class Selection:
     def _useful(self, number: int) -> tuple[NDArray[np.int64], dict[int, float]]:
         """Returns Oort's clients: a share that never took part, and others in proportion to their utilities."""
         state, count = self.state, self.experiment.clients_drawn
-        known = np.array(sorted(state.server.column(UTILITY)), np.int64)
+        # whoever has computed a loss has not taken part if too few answered for a robust rule
+        known = np.array(sorted(state.server.column(UTILITY).keys() & state.server.last_round.keys()), np.int64)
         new = np.setdiff1d(np.flatnonzero(state.sizes), known, assume_unique=True)
         share = max(LEAST_EXPLORED, EXPLORED * DECAY ** (number - 1))
         explored = min(len(new), max(round(share * count), count - len(known)))

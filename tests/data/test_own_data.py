@@ -303,6 +303,21 @@ def test_random_transforms_are_refused_and_the_users_generators_left_alone(item)
     assert drawn() == expected
 
 
+def test_nested_lists_of_two_samples_are_arrays():
+    """Each part has two elements, as a pair of x and y has."""
+    found = user_source(([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [0, 1, 1]), ([[1.0, 2.0], [2.0, 3.0]], [0, 1]))
+    assert found.x_test.tolist() == [[1, 2], [2, 3]]
+    assert found.y_test.tolist() == [0, 1]
+
+
+def test_a_method_called_clients_is_no_list_of_clients():
+    class Own(Items):
+        def clients(self):
+            return 3
+
+    assert user_source(Own(lambda i: (X[i], Y[i])), (XT, YT)).client_train is None
+
+
 def test_a_dataset_that_seeds_the_generators_itself_is_not_random():
     def item(i):
         torch.manual_seed(i)

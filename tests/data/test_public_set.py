@@ -47,6 +47,9 @@ def test_a_public_set_that_overlaps_takes_nothing_from_the_clients():
     assert overlapping.partition_hash == without.partition_hash
     assert set(overlapping.public.tolist()) <= set(overlapping.indices.tolist())
     assert not set(overlapping.validation.tolist()) & set(overlapping.indices.tolist())
+    # all samples that are not for validation
+    whole = federated(**{"data.public_overlap": True, "data.public_samples": 360, "data.validation_samples": 0})
+    assert len(whole.public) == len(whole.indices) == 360
 
 
 def test_where_a_public_set_can_not_overlap():

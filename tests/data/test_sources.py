@@ -1,6 +1,7 @@
 """Sources: the real files, the sample in the package, and every way in which a user's own data can be wrong."""
 
 import gzip
+import math
 import os
 import sys
 from pathlib import Path
@@ -235,6 +236,10 @@ BAD = {
         "y_test has 2 in row 2; the labels of task.kind=mu",
     ),
     "complex labels": ({"y_train": np.arange(12) + 0j}, "y_train must hold whole numbers or names, not complex128"),
+    "no date": (
+        {"client_train": np.array(["2026-01-01", "NaT"] * 6, "datetime64[D]")},
+        "client_train has nothing in row 1",
+    ),
     "negative label": ({"y_train": np.arange(12) - 1}, "y_train has label -1 in row 0"),
     "mismatched lengths": ({"y_train": np.arange(11) % 4}, "x_train has 12 samples and y_train 11"),
     "mismatched owners": ({"client_train": np.arange(5)}, "x_train has 12 samples and client_train 5"),
@@ -250,6 +255,26 @@ BAD = {
     "half a public set": ({"x_public": np.zeros((2, 3), np.float32)}, "lacks y_public"),
     "bad public": ({"x_public": np.zeros((2, 3), np.float32), "y_public": np.zeros(3, int)}, "x_public has 2 samples"),
 }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["x", math.nan, "y"], r"y_train has nothing in row 1 \(4 such rows\)"),
+        (["x", None, "y"], r"y_train has nothing in row 1 \(4 such rows\)"),
+        (["x", 1, "y"], "y_train holds numbers and other things, as 'x' in row 0"),
+    ],
+)
+def test_lists_of_names_with_other_things(values, message):
+    """NumPy makes texts of all of them."""
+    with refused(message):
+        from_fields("mine", arrays(y_train=values * 4, y_test=["x", "y", "x", "y", "x"]))
+
+
+def test_names_in_bytes_are_names():
+    labels = np.array([b"dog", b"cat"])
+    found = from_fields("mine", arrays(y_train=labels.repeat(6), y_test=labels[[0, 0, 1, 1, 1]], class_names=labels))
+    assert found.class_names == ("dog", "cat")
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -330,6 +331,38 @@ def test_what_is_left_of_a_cohort_may_be_too_few(algorithm, tmp_path):
     assert all(f"round {number}: " in log and "the server's model stays as it is" in log for number in few)
     losses = [None, *made.metrics.test_loss]
     assert [losses[r] == losses[r - 1] for r in range(2, 9)] == [r in few for r in range(2, 9)]
+
+
+def test_whoever_was_not_used_counts_as_new_for_oort(tmp_path):
+    keys = {"train__aggregation": {"kind": "krum", "f": 1}, "system__dropout": 0.6, "run__rounds": 8}
+    made = run(tmp_path, train__cohort_size=6, train__sampling="oort", **keys)
+    assert (made.metrics.cohort_size < 6).any()
+    assert made.summary["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"kind": kind, **options} for kind, options in [
+        ("median", {}), ("trimmed_mean", {"b": 1}), ("krum", {"f": 1}), ("multi_krum", {"f": 1}), ("bulyan", {"f": 0}),
+        ("geometric_median", {}), ("centered_clip", {"tau": 1.0}), ("norm_bound", {"norm": 1.0}),
+    ]],
+    ids=lambda rule: rule["kind"],
+)  # fmt: skip
+def test_statistics_count_in_no_length_and_are_averaged_by_weight(rule, tmp_path):
+    """The inputs are far from 0, so that lengths would be those of running means and variances."""
+    source = small_source()
+    far = replace(source, x_train=10 * source.x_train + 20, x_test=10 * source.x_test + 20)
+    keys = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    keys |= {"algorithm.name": "fedavg", "run.output": str(tmp_path), "train.lr": 1e-12, "run.rounds": 2}
+
+    def statistics(name, **more):
+        model = lambda: nn.Sequential(nn.BatchNorm1d(12), nn.Linear(12, 4))  # noqa: E731
+        made = simulate(keys | {"run.name": name} | more, data=far, model=model)
+        return {name: each for name, each in made.model().state_dict().items() if "running" in name}
+
+    plain, found = statistics("plain"), statistics("robust", **{"train.aggregation": rule})
+    for name, expected in plain.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_clients_of_such_a_round_keep_what_they_had(tmp_path):

@@ -140,7 +140,7 @@ def oort_of(known, clients=1000, count=50, **sampling):
     """The choice of Oort among clients of one sample each, of which those of ``known`` have taken part in round 1 with
     the useful losses that it tells, by client."""
     columns = {UTILITY: dict(known), SECONDS: sampling.pop("took", {})}
-    server = SimpleNamespace(column=columns.__getitem__, last_round=np.ones(clients, int))
+    server = SimpleNamespace(column=columns.__getitem__, last_round=dict.fromkeys(range(clients), 1))
     state = SimpleNamespace(server=server, sizes=np.ones(clients, int), order=SimpleNamespace(cohort=None))
     config = SimpleNamespace(run=SimpleNamespace(seed=3))
     settings = SimpleNamespace(kind="oort", seconds=sampling.get("seconds"), alpha=sampling.get("alpha"))

@@ -190,6 +190,7 @@ def _column(where: str, key: str, values: Any) -> np.ndarray:
     if column.dtype.kind == "S":
         column = np.char.decode(column, "utf-8", "replace")
     elif column.dtype.kind == "M":
+        _refuse_missing(where, key, column)
         column = np.datetime_as_string(column)
     return column
 

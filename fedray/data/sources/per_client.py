@@ -64,9 +64,12 @@ def is_arrays(data: Any) -> bool:
     """Returns whether ``data``, a training or test set that a user hands over, is a tuple or list of two or three
     arrays: (x, y) or (x, y, clients).
 
-    A list of two or three pairs is not, because each pair (x, y) is a sample, or the data of one client.
+    A list of two or three pairs is not, because each pair (x, y) is a sample, or the data of one client. But a tuple of
+    lists is: those of two samples are no pairs.
     """
-    return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        return False
+    return not all(map(_is_pair, data)) or (isinstance(data, tuple) and all(isinstance(each, list) for each in data))
 
 
 def _check(data: Any, name: str, label_column: str) -> None:

@@ -302,7 +302,7 @@ def _clients(where: str, given: Mapping[str, Any], names: tuple[str, ...] | None
 def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:
     if given is None:
         return None
-    names = tuple(map(str, given))
+    names = tuple(each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each) for each in given)
     if isinstance(given, str) or len(set(names)) != len(names):
         raise UserError(f"{where}: {key} must be a list of different names")
     return names

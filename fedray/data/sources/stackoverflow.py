@@ -30,7 +30,7 @@ PADDING, UNKNOWN, BEGIN, END = 0, WORDS + 1, WORDS + 2, WORDS + 3
 
 QUESTION, ANSWER = "1", "2"
 WORD = re.compile(r"[a-z0-9][a-z0-9'+#-]*|[.,;:!?()]")
-MARKUP, CODE = re.compile(r"<[^>]*>"), re.compile(r"<pre>.*?</pre>", re.DOTALL)
+MARKUP, CODE = re.compile(r"<[^>]*>"), re.compile(r"<pre\b[^>]*>.*?</pre>", re.DOTALL)
 SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 

@@ -71,7 +71,8 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
     raised. Error messages call the Dataset ``name``.
     """
     listed = getattr(dataset, attribute, None)
-    if listed is not None:
+    # an attribute of that name may be something else, such as a method
+    if hasattr(listed, "__len__"):
         return listed
     parts = _parts(dataset)
     found = [list_of(part, attribute, name) for part in parts]
@@ -80,7 +81,6 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
             raise UserError(f"some of the data sets that are joined in {name} have clients, and others have none")
         return None
     arrays = [as_array(name, attribute, each) for each in found]
-    # an attribute of that name may be something else, such as a method
     if any(array.shape[:1] != (len(part),) for array, part in zip(arrays, parts, strict=True)):
         return None
     return arrays[0][np.asarray(dataset.indices)] if _is_subset(dataset) else np.concatenate(arrays)
