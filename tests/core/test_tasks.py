@@ -215,6 +215,16 @@ def test_outputs_in_other_forms_are_refused(wrap, tmp_path):
         run(tmp_path, "regression of pairs", {"model": Returning(wrap), "loss": lambda outputs, y: outputs[0]})
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "qfedavg", "ifca"])
+def test_a_client_none_of_whose_targets_count(algorithm, tmp_path):
+    x, y = tokens(1, SAMPLES)
+    y[owners(SAMPLES) == 0] = -100
+    call = {"data": (x, y, owners(SAMPLES))}
+    made = run(tmp_path, "tokens", call, algorithm__name=algorithm, train__lr=0.01)
+    assert made.summary["status"] == "completed"
+    assert np.isfinite(made.metrics["test_loss"]).all()
+
+
 def mean_squared_error(z: Tensor, y: Tensor) -> float:
     return float((z.view(y.shape) - y).square().mean())
 

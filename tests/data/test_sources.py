@@ -262,7 +262,7 @@ BAD = {
     [
         (["x", math.nan, "y"], r"y_train has nothing in row 1 \(4 such rows\)"),
         (["x", None, "y"], r"y_train has nothing in row 1 \(4 such rows\)"),
-        (["x", 1, "y"], "y_train holds numbers and other things, as 'x' in row 0"),
+        (["x", 1, "y"], "y_train holds numbers and y_test names; they must be alike"),
     ],
 )
 def test_lists_of_names_with_other_things(values, message):
