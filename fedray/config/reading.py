@@ -260,9 +260,11 @@ def assign(values: dict[str, Any], override: str) -> None:
             raise UserError(f"{key.strip()}: {step} holds a value, not a section")
         section = below
     there, name = section.get(last), key.strip()
+    if isinstance(value, Mapping) and has_section(name):
+        value = expand(value, f"{name}.")
     if isinstance(there, dict) and isinstance(value, Mapping | None) and has_section(name):
         # as in a file that extends another
-        value = merged(there, expand(value or {}, f"{name}."), f"{name}.")
+        value = merged(there, value or {}, f"{name}.")
     section[last] = value
 
 
@@ -386,4 +388,5 @@ def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterab
 
 def _algorithm_of(values: Mapping[str, Any]) -> Any:
     section = values.get("algorithm")
-    return section.get("name") if isinstance(section, Mapping) else None
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return name if isinstance(name, str) else None

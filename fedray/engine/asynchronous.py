@@ -86,7 +86,8 @@ class Asynchronous:
                 broadcast = algorithm.broadcast(server, PHASE)
             handle = queue.pool.publish(broadcast.shared) if handle is None else handle
             sent = [Sent(handle, broadcast.scalars)]
-            made = [task_of(part, sent, state, self.experiment) for part in cutter.cut(server.cohort)]
+            cut = cutter.cut(server.cohort)
+            made = [replace(task_of(part, sent, state, self.experiment), sum=update) for part in cut]
             samples += cutter.samples
             sums = CohortSums(algorithm, PHASE, len(members), state.layout, state.device)
             groups |= dict.fromkeys(map(id, made), _Group(update, members, server.cohort, sums))

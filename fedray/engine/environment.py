@@ -39,7 +39,8 @@ _of_cluster: dict[str, str] = {}
 def user_import_path() -> list[str]:
     """Returns the entries of ``sys.path`` at which this process finds the user's modules, so that other processes can
     look there, too."""
-    return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
+    libraries = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
+    return [entry for entry in sys.path if entry and not os.path.join(entry, "").startswith(libraries)]
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:

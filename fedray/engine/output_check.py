@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from fedray.algorithms import Algorithm, Result
 from fedray.core.vectors import Layout, Model, row_of
 from fedray.engine.state.widths import state_widths
@@ -46,6 +48,8 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
                 f"{where}: {key} must have one row for each of the stack's clients ({clients}), but has shape "
                 f"{list(shape)}"
             )
+        if key.startswith("uploads") and row.dtype is not torch.float32:
+            raise UserError(f"{where}: {key} must be float32, not {str(row.dtype).removeprefix('torch.')}: .float()")
         forms[key] = Form(kind + ("model" if isinstance(value, Model) else "tensor"), shape[1:])
     _check_state(result.state, algorithm, where, layout)
     return forms

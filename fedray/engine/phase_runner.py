@@ -146,7 +146,7 @@ class PhaseRunner:
             result = replace(result, uploads=uploads)
         if self._privacy is not None and task.phase != CANDIDATES:
             result = clipped(result, client, self._privacy.mechanism, self.clients.network.layout.width)
-        if result.state:
+        if result.state and task.keeps:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.stopwatch.on("transport"):
                 merged.states += self.clients.traffic.write(names, result.state)

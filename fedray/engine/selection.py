@@ -72,7 +72,7 @@ class Selection:
         if self.sampling.kind != "oort" or not cohort.ids:
             return
         found = self._measured(np.array(cohort.ids), number)["root_mean_square"]
-        utilities = {i: self.state.sizes[i] * loss for i, loss in found.items() if not math.isnan(loss)}
+        utilities = {i: self.state.sizes[i] * loss for i, loss in found.items() if math.isfinite(loss)}
         self.state.server.column(UTILITY).update(utilities)
 
     def _largest_losses(self, candidates: NDArray[np.int64], number: int) -> tuple[NDArray[np.int64], dict[int, float]]:

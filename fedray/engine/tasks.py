@@ -49,9 +49,11 @@ class PhaseTask:
             algorithm does not need these models.
         attempt: How often the run had gone back to a checkpoint before, which tells apart values of the same round.
         models_of: Those of the clients whose models after local training are wanted.
-        keeps: Whether the worker keeps the values that the phase returns for later phases of the round
-            (``Result.kept``).
+        keeps: Whether the worker keeps what the phase returns: the values for later phases of the round
+            (``Result.kept``), and the clients' new states.
         region: The index in :attr:`Pool.regions` of a group of workers, one of which should do the task.
+        sum: A number that tells the tasks of different sums from each other that are done at the same time, as those of
+            several updates in asynchronous rounds. Only uploads of the same sum may be added up.
     """
 
     round: int
@@ -72,6 +74,7 @@ class PhaseTask:
     models_of: Sequence[int] = ()
     keeps: bool = True
     region: int = 0
+    sum: int = 0
 
     @property
     def start(self) -> int:

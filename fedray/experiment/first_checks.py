@@ -18,6 +18,7 @@ from fedray.errors import UserError
 from fedray.loggers import LOGGERS
 from fedray.usercode.extensions import check_entry
 from fedray.usercode.importing import check_user_object, is_user_defined
+from fedray.util.files import is_there
 from fedray.util.uris import is_uri
 
 
@@ -39,7 +40,7 @@ def check_first(config: Config, custom: Collection[str] = ()) -> None:
     _check_name(config.model.head, "model.head", "models.heads", "find_head")
     _check_extensions(config)
     weights = config.model.weights
-    if weights is not None and not Path(weights).exists():
+    if weights is not None and not is_there(weights):
         raise UserError(f"model.weights: can't read {weights}: No such file or directory")
     _check_output(config, custom)
 
@@ -115,10 +116,14 @@ def _check_output(config: Config, custom: Collection[str]) -> None:
             f"run.output={config.run.output}, run.name={config.run.name}: this system's locale has no such letters in "
             "the names of files; set LC_ALL=C.UTF-8"
         ) from None
-    if (folder / "summary.json").is_file() and config.run.resume is not False:
+    try:
+        has_ended = (folder / "summary.json").is_file()
+        above = next(each for each in folder.absolute().parents if each.exists())
+    except OSError as error:
+        raise UserError(f"can't write to {config.run.place_setting}: {error.strerror}") from None
+    if has_ended and config.run.resume is not False:
         # a run that has ended is only read, and any other is checked when its folder is opened
         return
-    above = next(each for each in folder.absolute().parents if each.exists())
     effective = os.access in os.supports_effective_ids
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):
         reason = "Permission denied" if above.is_dir() else "Not a directory"

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from fedray.errors import UserError, near_miss
-from fedray.util.files import in_home
+from fedray.util.files import in_home, is_there
 
 FORMS = "file.py:Name or module:Name"
 """The two forms in which a config can name a user-defined object, as messages show them."""
@@ -116,7 +117,7 @@ def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
     try:
         return path, path.read_bytes()
     except OSError as error:
-        beside = [each.name for each in path.parent.glob("*.py")] if not path.exists() else []
+        beside = [] if is_there(str(path)) else [each.name for each in path.parent.glob("*.py")]
         hint = near_miss(path.name, beside) if beside else ""
         raise UserError(f"{what}: can't read the file {path}: {error.strerror}{hint}") from None
 
@@ -207,7 +208,8 @@ def error_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
-    libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent.parent), "<frozen")
+    folders = (sys.prefix, sys.base_prefix, Path(__file__).parent.parent)
+    libraries = (*(os.path.join(folder, "") for folder in folders), "<frozen")
     users = [frame for frame in frames if not frame.filename.startswith(libraries)]
     place = f" ({Path(users[-1].filename).name}, line {users[-1].lineno})" if users else ""
     return f"{type(error).__name__}{': ' if text else ''}{text[:300]}{place}"

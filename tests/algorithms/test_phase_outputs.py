@@ -58,6 +58,12 @@ class NarrowState(Returning):
         return Result(result.uploads, {**result.state, "d": torch.ones(client.size, 3)}, result.scalars)
 
 
+class DoubleUpload(Returning):
+    def change(self, client: ClientPhase, result: Result) -> Result:
+        z = Upload.gather(torch.ones(client.size, 2, dtype=torch.float64))
+        return Result({**result.uploads, "z": z}, result.state, result.scalars)
+
+
 class UploadOfSome(Returning):
     def change(self, client: ClientPhase, result: Result) -> Result:
         more = {"z": Upload.sum(client.n)} if is_odd(client) else {}
@@ -100,6 +106,7 @@ MISTAKES = {
     UploadOfSome: r"must return the same for all clients, but uploads\['z'\] is .* for some and .* for others",
     UploadsOfUnequalWidths: r"uploads\['z'\] is sum of a tensor \[C, .\] for some and sum of a tensor .* for others",
     UnequalWeights: r"uploads\['z'\] is .* for some and .* for others",
+    DoubleUpload: r"uploads\['z'\] must be float32, not float64: \.float\(\)",
     TooFewRows: r"uploads\['y'\] must have one row for each of the stack's clients \(1\), but has shape \[0, 144\]",
     NoRows: r"scalars\['n'\] must have one row for each of the stack's clients \(1\), but has shape \[\]",
     Nothing: "must return a Result, not NoneType",

@@ -126,6 +126,19 @@ def test_mistakes(text, message, files, capsys):
         raise UserError(err)
 
 
+def test_a_section_of_an_override_may_have_dots():
+    """Whether a file has the section too or not."""
+    for config in ({}, {"train.lr": 0.1}):
+        found = load(config, ["train={lr_schedule.kind: cosine}"])
+        assert found.train.lr_schedule.kind == "cosine"
+
+
+def test_a_name_of_an_algorithm_that_is_no_text(files):
+    for value in ("[slowmo]", "{a: 1}"):
+        with pytest.raises(UserError, match=r"algorithm\.name must be "):
+            load(files, [f"algorithm.name={value}"])
+
+
 def test_a_section_may_be_said_at_two_places(files):
     (files.parent / "a.yaml").write_text("train.lr: 0.3\ntrain: {momentum: 0.4}\ntask: {metrics: {a.b: f.py:f}}\n")
     config = load(files.parent / "a.yaml")

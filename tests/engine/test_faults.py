@@ -272,6 +272,21 @@ def test_a_run_that_fails_says_so_in_its_folder(kind: str, tmp_path: Path, ray_c
     assert_same(whole, simulate(config, data=small_source(), loss=loss))
 
 
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_a_run_that_a_callback_fails_says_so_in_its_folder(kind: str, tmp_path: Path, ray_cluster: None) -> None:
+    def at_round_3(report: Report) -> None:
+        if report.round == 3:
+            raise ZeroDivisionError("not in this round")
+
+    config = {**SETTINGS, "algorithm.name": "scaffold", "run.name": "run", "run.output": str(tmp_path)}
+    config |= {"engine.kind": kind, "engine.actors": 1, "engine.cpus_per_actor": 0.1}
+    with pytest.raises(ZeroDivisionError, match="not in this round"):
+        simulate(config, data=small_source(), callbacks=[at_round_3])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("failed", 3)
+    assert "not in this round" in summary["reason"]
+
+
 def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:
     """The command that runs this file's problem as a program of its own."""
     settings = {**slow_rounds(algorithm), "run.output": str(folder), "engine.kind": kind}

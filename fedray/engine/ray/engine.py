@@ -38,7 +38,7 @@ from fedray.engine.ray.start import RayStart
 from fedray.engine.ray.stored import StoredData, store
 from fedray.errors import EXPLAINED, ClientError, UserError
 from fedray.experiment.experiment import Experiment
-from fedray.tracking.failure import write_failure
+from fedray.tracking.failure import has_failed, write_failure
 from fedray.tracking.folder import RunFolder
 from fedray.usercode.modules import is_library
 
@@ -103,8 +103,11 @@ class RayEngine:
                     raise failure from None
                 driver.say(f"{failure}; going back to the last checkpoint")
                 experiment = experiment.with_run_settings(resume="auto")
-            except KeyboardInterrupt as stopped:
-                server.record(stopped)
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                # of a callback, for example; the server writes its own errors itself
+                server.record(error)
                 raise
 
 
@@ -238,10 +241,12 @@ class _Server:
             )
 
     def record(self, failure: BaseException) -> None:
-        """Writes into the run folder that ``failure`` has ended the run. This is for failures after which the server
-        actor, which writes other failures there itself, is gone."""
+        """Writes into the run folder that ``failure`` has ended the run, unless the server actor has written there
+        already what did. Now it is gone."""
+        if not self.begun:
+            return
         folder = RunFolder(self.experiment.config, self.experiment.inputs, self.experiment.defaults)
         # another run may already have the folder
         with contextlib.suppress(UserError), folder.lock(lambda line: None, patience=SAY_SECONDS):
-            if self.begun:
+            if not has_failed(folder.path):
                 write_failure(folder.path, failure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,8 @@ def inline_bytes() -> int:
 
 @dataclass(eq=False)
 class Group:
-    """The results of a phase from the client actors of one node. The sums of the clients' uploads, which belong to the
-    results, are still on that node.
+    """The results of a phase from the client actors of one node, whose uploads belong to one sum. The sums of the
+    clients' uploads, which belong to the results, are still on that node.
 
     ``node`` is Ray's id of the node. ``results`` is a list of pairs: a task, and its result without the sums. ``parts``
     are Ray's references to the sums that are not added up yet, and ``partial`` is a reference to the total of those
@@ -51,14 +51,15 @@ class HostSums:
     come. The sums stay on each node until its client actors are done. Then the node adds them up, and sends one total
     to the server.
 
-    ``nodes`` gives access to these nodes. The attribute ``groups`` maps Ray's id of each node that was not asked for
-    its total yet to the results from there. The attribute ``coming`` has the results of the nodes that were asked. Its
-    keys are Ray's references to the totals, which :meth:`take` takes.
+    ``nodes`` gives access to these nodes. The attribute ``groups`` has the results from nodes that were not asked for
+    their totals yet. Its keys are pairs: Ray's id of the node, and the number of the sum (``PhaseTask.sum``). The
+    attribute ``coming`` has the results of the nodes that were asked. Its keys are Ray's references to the totals,
+    which :meth:`take` takes.
     """
 
     def __init__(self, nodes: OtherNodes) -> None:
         self.nodes = nodes
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[tuple[str, int], Group] = {}
         self.coming: dict[Any, Group] = {}
 
     @property
@@ -87,7 +88,7 @@ class HostSums:
             sums: Ray's reference to the sums.
             size: The size of the sums in bytes.
         """
-        group = self.groups.setdefault(node, Group(node))
+        group = self.groups.setdefault((node, task.sum), Group(node))
         group.results.append((task, result))
         group.parts.append(sums)
         group.bytes += size
@@ -99,13 +100,17 @@ class HostSums:
         group.partial = self.nodes.actor(group.node).add_up.remote(members, group.partial, group.parts)
         group.parts = []
 
-    def ask(self, node: str) -> None:
-        """Asks ``node`` (Ray's id), whose actors are done, for the sum of the uploads over all results held from it."""
-        group = self.groups.pop(node)
-        if group.parts:
-            self._fold(group)
-        group.asked = time.monotonic()
-        self.coming[group.partial] = group
+    def ask(self, busy: Collection[str]) -> set[str]:
+        """Asks each node that is not ``busy``, because its actors are done, for the sums of the uploads over all
+        results held from it. Returns the nodes that were asked (Ray's ids)."""
+        asked = [key for key in self.groups if key[0] not in busy]
+        for key in asked:
+            group = self.groups.pop(key)
+            if group.parts:
+                self._fold(group)
+            group.asked = time.monotonic()
+            self.coming[group.partial] = group
+        return {node for node, _ in asked}
 
     def late(self, limit: float) -> Iterator[Any]:
         """Yields Ray's references (keys of ``coming``) to the totals that are overdue. A total is overdue if it has

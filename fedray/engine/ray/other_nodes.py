@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ class OtherNodes:
         self.experiment, self.here, self.say, self.note = experiment, here, say, note
         self.saved_at: Callable[[], float] = lambda: -math.inf
         self._actors: dict[str, Any] = {}
+        self._starting = threading.Lock()
         self._hosts: dict[str, str] = {}
 
     def add(self, node: str, host: str) -> None:
@@ -63,13 +65,15 @@ class OtherNodes:
 
     def actor(self, node: str) -> Any:
         """Returns Ray's handle of the :class:`NodeActor` on ``node`` (Ray's id), which is started if there is none."""
-        if node not in self._actors:
-            place = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
-            remote: Any = cast(Any, ray.remote)(concurrency_groups={ASKED: 1})(NodeActor)
-            self.note(f"node actor: on {self._hosts[node]}")
-            self._actors[node] = remote.options(**options).remote(self.experiment, self.here.node)
-        return self._actors[node]
+        # a checkpoint asks from several threads
+        with self._starting:
+            if node not in self._actors:
+                place = NodeAffinitySchedulingStrategy(node, soft=False)
+                options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
+                remote: Any = cast(Any, ray.remote)(concurrency_groups={ASKED: 1})(NodeActor)
+                self.note(f"node actor: on {self._hosts[node]}")
+                self._actors[node] = remote.options(**options).remote(self.experiment, self.here.node)
+            return self._actors[node]
 
     def forget(self, node: str) -> None:
         """Ends the :class:`NodeActor` on ``node`` (Ray's id) after it has failed. :meth:`actor` starts a new one when
@@ -176,8 +180,9 @@ class OtherNodes:
         question: Any = None
         heard = said = time.monotonic()
         while True:
+            actor = self.actor(node)
             try:
-                asked = asked or getattr(self.actor(node), method).remote(*arguments)
+                asked = asked or getattr(actor, method).remote(*arguments)
                 ready, _ = ray.wait([asked, *([question] if question else [])], timeout=ANSWER_SECONDS)
                 if asked in ready:
                     return ray.get(asked)
@@ -188,14 +193,16 @@ class OtherNodes:
                         asked = None
                     question, heard = None, now
                 else:
-                    question = self.actor(node).alive.remote()
+                    question = actor.alive.remote()
             except RayTaskError as error:
                 raise error.cause if isinstance(error.cause, StateLost) else error from None
             except (ActorDiedError, NodeDiedError):
                 if node not in {each["NodeID"] for each in living_nodes()}:
                     raise StateLost(f"{self._hosts[node]} was lost, with clients' states on it") from None
-                # the actor alone has died: another one finds the files
-                del self._actors[node]
+                # the actor alone has died: another one finds the files; another thread may have started it already
+                with self._starting:
+                    if self._actors.get(node) is actor:
+                        del self._actors[node]
                 asked = question = None
             except RayError:
                 asked = question = None

@@ -234,10 +234,9 @@ class RayPool:
         if not self._sums.groups or self._queue:
             return
         busy = {sent.member.node for sent in self._sent.values() if id(sent.task) in self._left}
-        for node in self._sums.groups.keys() - busy:
-            self._sums.ask(node)
-            for member in (each for each in self.actors.alive if each.node == node):
-                member.heard = time.monotonic()
+        asked = self._sums.ask(busy)
+        for member in (each for each in self.actors.alive if each.node in asked):
+            member.heard = time.monotonic()
 
     def _summed(self, reference: Any) -> Iterator[tuple[Any, Any]]:
         """Yields the tasks and results of a node whose sum has come, or has the tasks done again if it was lost."""
