@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from slow_runs import slow_rounds
+from slow_runs import BUFFERED, slow_rounds
 
 from fedray import ClientError, UserError, simulate
 from fedray.engine.state.states import StateFile, StateFolder
@@ -249,14 +249,14 @@ def on_two_nodes(local, output, algorithm, fate):
         pytest.param("fedsiam_da", "keep", marks=pytest.mark.slow),
         pytest.param("fedavg", "sums", marks=pytest.mark.slow),
         pytest.param("local_ghbm", "keep", marks=pytest.mark.slow),
+        pytest.param("fedavg", "buffered", marks=pytest.mark.slow),
     ],
 )
 def test_two_nodes(algorithm, fate, tmp_path):
     """Clients move between nodes, and their states with them, and the models that they received are sent where they
     are; a node that is lost with states takes the run back a few rounds."""
-    local = simulate(
-        {**slow_rounds(algorithm), "run.name": "run", "run.output": str(tmp_path / "local")}, data=small_source()
-    )
+    config = {**slow_rounds(algorithm), **(BUFFERED if fate == "buffered" else {})}
+    local = simulate(config | {"run.name": "run", "run.output": str(tmp_path / "local")}, data=small_source())
     found = on_two_nodes(local, tmp_path / "cluster", algorithm, fate)
     log = (found.folder / "log.txt").read_text()
     assert ("resuming" in log) == (fate in ("lose", "silent") and algorithm != "fedavg")

@@ -19,6 +19,12 @@ def slow_rounds(algorithm: str) -> dict[str, Any]:
     return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr, **epochs}
 
 
+BUFFERED = {
+    "system.mode": "buffered", "system.flops_per_second": {"lognormal": [2e7, 1.0]}, "system.buffer": 3,
+    "train.cohort_size": None,
+}  # fmt: skip
+"""Asynchronous rounds, in which clients of several updates train at the same time."""
+
 CLOCK = {
     "system.flops_per_second": {"lognormal": [2e7, 1.0]}, "system.up_mbps": {"uniform": [0.1, 1]}, "system.watts": 5,
     "system.server_mbps": 2, "system.availability": {"from": 0, "to": 23, "shift": {"uniform": [0, 24]}},

@@ -1,7 +1,7 @@
 """A program of its own: a run on a cluster of two nodes, of which the second may be lost in the middle, or join then.
 
-`python two_nodes.py OUTPUT ALGORITHM keep|lose|join|sums|silent`; with `sums` the actor that adds up on the second node
-dies, and with `silent` that node gives no answer for some rounds.
+`python two_nodes.py OUTPUT ALGORITHM keep|lose|join|sums|silent|buffered`; with `sums` the actor that adds up on the
+second node dies, with `silent` that node gives no answer for some rounds, and with `buffered` rounds are asynchronous.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
-from slow_runs import slow_rounds
+from slow_runs import BUFFERED, slow_rounds
 
 from fedray import simulate
 from fedray.testing.contracts import small_source
@@ -71,6 +71,7 @@ ROUNDS = 100 if fate == "join" else 12
 simulate(
     {
         **slow_rounds(algorithm),
+        **(BUFFERED if fate == "buffered" else {}),
         "run.name": "run",
         "run.output": output,
         "engine.kind": "ray",
