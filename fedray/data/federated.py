@@ -229,6 +229,8 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         raise UserError(
             f"data.public_samples={taken - data.validation_samples} and data.validation_samples="
             f"{data.validation_samples} leave none of the {total} training samples of {source.name} to the clients"
+            if withheld >= total
+            else f"data.public_samples and data.validation_samples are {taken}, and {source.name} has {total} samples"
         )
     # the two sets come from the two ends of one random order, so each stays the same when the other's size changes
     order = stream(seed, Purpose.PUBLIC).permutation(total)

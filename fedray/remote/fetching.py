@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -96,8 +97,8 @@ def fetch_new(uri: str, folder: Path) -> None:
                 fetch(storage.below(*name.parts), folder / name, _is_for_reading, PARTLY)
 
 
-DEEPEST = 3
-"""The largest number of folders of a run in which a file of a model is, with the run's own."""
+DEEP = r"/((personal|local/round-\d+)/)?[^/]+$"
+"""The place of a file in the folder of a run: clients' models are in folders within it."""
 
 
 def fetched_place(uri: str) -> Path:
@@ -131,8 +132,8 @@ def as_path(named: str | os.PathLike[str]) -> Path:
     a file in a folder.
 
     A path is returned as it is. For a URI the results are downloaded first (:func:`fetched`). If it is the URI of a
-    file, which ends in .safetensors or .yaml, the whole run or sweep that contains the file is downloaded; a client's
-    model is up to three folders deep in that. Raises :class:`UserError` if ``named`` is neither, or nothing can be
+    file, which ends in .safetensors or .yaml, the whole run or sweep that contains the file is downloaded; clients'
+    models are in folders of the run. Raises :class:`UserError` if ``named`` is neither, or nothing can be
     downloaded.
     """
     place = place_of(named)
@@ -140,20 +141,11 @@ def as_path(named: str | os.PathLike[str]) -> Path:
         return Path(place)
     if not shown(place).endswith((".safetensors", ".yaml")):
         return fetched(place)
-    rest: list[str] = []
-    problem = None
-    while len(rest) < DEEPEST:
-        rest.insert(0, unquote(Path(shown(place)).name))
+    inside = re.search(DEEP, shown(place))
+    rest = [unquote(name) for name in inside[0].strip("/").split("/")] if inside else []
+    for _ in rest:
         place = above(place)
-        try:
-            found = fetched(place).joinpath(*rest)
-        except UserError as error:
-            problem = problem or error
-            continue
-        if problem is None or found.exists():
-            return found
-    assert problem is not None
-    raise problem
+    return fetched(place).joinpath(*rest)
 
 
 def publish(uri: str, folder: Path, paths: Iterable[Path]) -> list[str]:

@@ -19,9 +19,7 @@ MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "w
 
 def check_record(spec: SweepSpec) -> None:
     """Checks, before a report is made, that the folder of ``spec`` holds the sweep that ``spec`` describes. Raises
-    :class:`UserError` if sweep.yaml in the folder records another sweep.
-
-    """
+    :class:`UserError` if there is none (no sweep.yaml), or sweep.yaml records another sweep."""
     if not (spec.folder / RECORD).exists():
         raise UserError(f"there is no sweep in {spec.folder}")
     old, new = read_record(spec.folder), spec.record()

@@ -209,6 +209,8 @@ class SourceStopper(Stopper, tune.Callback):
         except Exception as error:
             # Tune would raise a TuneError that has this error only as a text
             self.error = self.error or error
+            # the runs keep their checkpoints, from which the same command goes on
+            self.stop_file.touch()
             return True
 
     def stop_all(self) -> bool:
@@ -220,8 +222,6 @@ class SourceStopper(Stopper, tune.Callback):
         elif self.waiting_since is None:
             self.waiting_since = time.monotonic()
         if self.error is not None:
-            # the runs keep their checkpoints, from which the same command goes on
-            self.stop_file.touch()
             return True
         if self.searcher.stopping and not self.started:
             self.error = Interrupted()

@@ -163,7 +163,7 @@ def run_trial(
         last_row: Any = rows.iloc[-1].to_dict() if len(rows) else {}
         if is_stopped or report(RunEnd(number, status, last_row)) or status == "diverged":
             break
-    for folder in kept:
+    for folder in kept if not interrupted() else ():
         shutil.rmtree(folder, ignore_errors=True)
     return TrialEnd()
 

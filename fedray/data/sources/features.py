@@ -101,7 +101,8 @@ def as_array(where: str, name: str, values: Any) -> np.ndarray:
     with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
             found = np.asarray(values)
-            if found.dtype.kind == "U" and found.ndim == 1 and not all(isinstance(each, str) for each in values):
+            is_list = found.dtype.kind == "U" and found.ndim == 1 and not hasattr(values, "dtype")
+            if is_list and not all(isinstance(each, str) for each in values):
                 # NumPy makes texts of numbers, too, and of what is missing
                 found = np.asarray(list(values), dtype=object)
             if found.dtype == object and _is_table_of_numbers(values):

@@ -38,7 +38,7 @@ from fedray.engine.ray.start import RayStart
 from fedray.engine.ray.stored import StoredData, store
 from fedray.errors import EXPLAINED, ClientError, UserError
 from fedray.experiment.experiment import Experiment
-from fedray.tracking.failure import has_failed, write_failure
+from fedray.tracking.failure import write_failure
 from fedray.tracking.folder import RunFolder
 from fedray.usercode.modules import is_library
 
@@ -241,12 +241,12 @@ class _Server:
             )
 
     def record(self, failure: BaseException) -> None:
-        """Writes into the run folder that ``failure`` has ended the run, unless the server actor has written there
-        already what did. Now it is gone."""
+        """Writes into the run folder that ``failure`` has ended the run, unless the server actor, which is gone now,
+        has written there already how the run ended."""
         if not self.begun:
             return
         folder = RunFolder(self.experiment.config, self.experiment.inputs, self.experiment.defaults)
         # another run may already have the folder
         with contextlib.suppress(UserError), folder.lock(lambda line: None, patience=SAY_SECONDS):
-            if not has_failed(folder.path):
+            if not (folder.path / "summary.json").exists():
                 write_failure(folder.path, failure)
