@@ -18,7 +18,6 @@ from fedray.errors import UserError
 from fedray.loggers import LOGGERS
 from fedray.usercode.extensions import check_entry
 from fedray.usercode.importing import check_user_object, is_user_defined
-from fedray.util.files import is_there
 from fedray.util.uris import is_uri
 
 
@@ -40,8 +39,11 @@ def check_first(config: Config, custom: Collection[str] = ()) -> None:
     _check_name(config.model.head, "model.head", "models.heads", "find_head")
     _check_extensions(config)
     weights = config.model.weights
-    if weights is not None and not is_there(weights):
-        raise UserError(f"model.weights: can't read {weights}: No such file or directory")
+    if weights is not None:
+        try:
+            Path(weights).stat()
+        except (OSError, ValueError) as error:
+            raise UserError(f"model.weights: can't read {weights}: {getattr(error, 'strerror', error)}") from None
     _check_output(config, custom)
 
 

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from fedray.errors import UserError, near_miss
-from fedray.util.files import in_home, is_there
+from fedray.util.files import in_home
 
 FORMS = "file.py:Name or module:Name"
 """The two forms in which a config can name a user-defined object, as messages show them."""
@@ -117,7 +117,8 @@ def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
     try:
         return path, path.read_bytes()
     except OSError as error:
-        beside = [] if is_there(str(path)) else [each.name for each in path.parent.glob("*.py")]
+        is_missing = isinstance(error, FileNotFoundError)
+        beside = [each.name for each in path.parent.glob("*.py")] if is_missing else []
         hint = near_miss(path.name, beside) if beside else ""
         raise UserError(f"{what}: can't read the file {path}: {error.strerror}{hint}") from None
 

@@ -65,11 +65,15 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Returns whether a word of the user's is the path of a file or folder. One that is too long is none."""
+    """Returns whether a word of the user's is the path of a file or folder. One that is too long is none. Raises
+    PermissionError if the user may not look."""
     try:
-        return Path(name).exists()
+        os.stat(name)
+    except PermissionError:
+        raise
     except (OSError, ValueError):
         return False
+    return True
 
 
 def sha256_of_file(path: Path) -> str:

@@ -282,6 +282,7 @@ def test_the_table_of_bits_has_every_model():
     [
         ["compare", "LOCKED/runs"],
         ["run", "model.weights=LOCKED/w.pt"],
+        ["data", "LOCKED/images"],
         ["compare", "RUN", "--output", "LOCKED/comparison"],
     ],
 )

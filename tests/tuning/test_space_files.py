@@ -130,7 +130,7 @@ def test_one_line_for_what_can_not_be_run(overrides, more, message, tmp_path):
         (["tune", "a", "b"], "give one space file"),
         (["tune", "--suite", "smaple"], "there is no suite smaple (did you mean 'sample'?)"),
         (["tune", "pfedmo", "--suite", "sample"], "--suite names its space files itself"),
-        (["tune", "pfedmo", "--report", "tune.name=nowhere"], "there is no study"),
+        (["tune", "pfedmo", "--report", "tune.name=nowhere"], "there is no sweep in "),
         (["run", "--from-trial", "nowhere"], "there is no run in it"),
         (["run", "--from-trial", ""], "there is no run in it"),
         (["run", "--from-trial", "nowhere", "--print-config"], "--print-config goes without --from-trial"),

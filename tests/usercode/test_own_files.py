@@ -242,8 +242,8 @@ def test_imports_for_type_checkers_are_not_made(tmp_path: Path) -> None:
     (tmp_path / "two" / "mine.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import types_of_a_test\nclass Mine: pass\n"
     )
-    for folder in ("one", "two"):
-        import_object(f"{tmp_path}/{folder}/mine.py:Mine", "algorithm.name")
+    classes = [import_object(f"{tmp_path}/{folder}/mine.py:Mine", "algorithm.name") for folder in ("one", "two")]
+    assert classes[0] is not classes[1]
 
 
 def test_a_module_without_a_file_and_one_of_a_library_beside_are_no_obstacle(
