@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import logging
 import posixpath
 import re
 import subprocess
@@ -22,9 +23,17 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 
+log = logging.getLogger("mkdocs.hooks")
+
 LINK = re.compile(r"\]\(([^)\s]+?)(?:#[^)\s]*)?\)|<img[^>]* src=\"([^\"]+)\"")
 
 ELSEWHERE = ("data:", "http:", "https:", "mailto:")
+
+NO_TAG = re.compile(
+    r"<(?!(?:a|article|autoref|br|code|details|div|em|h1|h2|h3|h4|img|li|ol|p|pre|progress|small|span|strong|style|sub|"
+    r"summary|sup|table|tbody|td|th|thead|tr|ul)\b)[A-Za-z][\w-]*"
+)
+"""What looks like a tag, and is none of those that pages have."""
 
 EXAMPLES = "<!-- the examples with pictures in docs/gallery -->"
 """Where these stand in docs/gallery.md."""
@@ -48,6 +57,12 @@ def on_files(files: Files, config: Any) -> Files:
     for name in linked(texts):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> None:
+    """Warns of what a page shows nobody: a word in angle brackets outside code, which browsers take for a tag."""
+    for word in sorted(set(NO_TAG.findall(html))):
+        log.warning("%s: %s ... is no HTML: write &lt;%s ...", page.file.src_uri, word, word[1:])
 
 
 def pages() -> dict[str, str]:
@@ -151,13 +166,18 @@ def keys() -> Iterator[tuple[str, str]]:
     yield "reference/tune.md", table("Keys of a sweep", documented_keys(TuneConfig, "tune."))
 
 
+def plain(text: str) -> str:
+    """Returns Markdown that shows ``text`` as it is, also if it has ``<name>`` or ``{key: value}``."""
+    return re.sub(r"[^\w\s]", lambda found: f"&#{ord(found[0])};", text)
+
+
 def table(title: str, documented: Iterable[tuple[str, Any, str, str]]) -> str:
     """Returns a page with a table of keys for each section."""
     sections: dict[str, list[str]] = {}
     for key, default, takes, what in documented:
         default = str(default).lower() if isinstance(default, bool) else default
         shown = "" if default is None or callable(default) else f"`{default}`"
-        cells = " | ".join(each.replace("|", "\\|") for each in (f"`{key}`", shown, takes, what))
+        cells = " | ".join([f"`{key}`", shown.replace("|", "\\|"), plain(takes), plain(what)])
         sections.setdefault(key.rpartition(".")[0] or "the whole file", []).append(f"| {cells} |")
     head = "| key | default | takes | what it is |\n| --- | --- | --- | --- |"
     return "\n".join([f"# {title}", *(f"\n## {name}\n\n{head}\n" + "\n".join(rows) for name, rows in sections.items())])

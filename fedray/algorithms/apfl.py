@@ -19,7 +19,7 @@ from fedray.gradients.rows import by_rows
 class APFL(FedAvg):
     """FedAvg of w, beside which a client trains a model v of its own, so that their mixture is good:
     vbar = a v + (1 - a) w; w <- w - eta_l g_i(w); v <- v - eta_l a g_i(vbar); if ``adaptive``,
-    a <- clip(a - eta_l <v - w, g_i(vbar)>, 0, 1).
+    a <- clip(a - eta_l (v - w)^T g_i(vbar), 0, 1).
 
     All of a step is computed from the models before it, on the same mini-batch. g_i is a client's mini-batch gradient,
     eta_l the clients' learning rate. w begins with the server's model x^r, v with the run's initial model, and a with
