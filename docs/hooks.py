@@ -177,7 +177,7 @@ def table(title: str, documented: Iterable[tuple[str, Any, str, str]]) -> str:
     for key, default, takes, what in documented:
         default = str(default).lower() if isinstance(default, bool) else default
         shown = "" if default is None or callable(default) else f"`{default}`"
-        cells = " | ".join([f"`{key}`", shown.replace("|", "\\|"), plain(takes), plain(what)])
+        cells = " | ".join([f"`{key}`", plain(what), shown.replace("|", "\\|"), plain(takes)])
         sections.setdefault(key.rpartition(".")[0] or "the whole file", []).append(f"| {cells} |")
-    head = "| key | default | takes | what it is |\n| --- | --- | --- | --- |"
+    head = "| key | what it is | default | takes |\n| --- | --- | --- | --- |"
     return "\n".join([f"# {title}", *(f"\n## {name}\n\n{head}\n" + "\n".join(rows) for name, rows in sections.items())])
