@@ -17,7 +17,6 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model
-from fedray.errors import UserError
 
 
 class IFCA(FedAvg):
@@ -45,11 +44,6 @@ class IFCA(FedAvg):
     def init_server(self, server: ServerState) -> None:
         for number, name in enumerate(self.names[1:], 1):
             server[name] = server.initial_model(number)
-            if torch.equal(server[name].row, server["x"].row):
-                raise UserError(
-                    "ifca: its models begin with the same weights, so that they would stay the same: set "
-                    "model.init=default"
-                )
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({name: server[name] for name in self.names})
@@ -59,22 +53,14 @@ class IFCA(FedAvg):
 
     def begin(self, client: ClientPhase) -> Carry:
         models = [client.start(name) for name in self.names]
-        y, least, k = models[0], client.objective.full_loss(models[0]), torch.zeros_like(client.p)
-        for number, model in enumerate(models[1:], 1):
-            loss = client.objective.full_loss(model)
-            better = loss < least
-            y, least, k = (
-                Model.where(better, model, y),
-                torch.where(better, loss, least),
-                torch.where(better, number, k),
-            )
+        k = torch.stack([client.objective.full_loss(model) for model in models]).argmin(dim=0).to(client.p.dtype)
+        y = models[0]
+        for number, model in enumerate(models):
+            y = Model.where(k == number, model, y)
         return Carry({"y": y, "k": k})
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        uploads = {
-            name: Upload.mean_by(client.p * (carry["k"] == number), carry["y"])
-            for number, name in enumerate(self.names)
-        }
+        uploads = {name: Upload.mean_by(client.p * (carry["k"] == k), carry["y"]) for k, name in enumerate(self.names)}
         return Result(uploads, scalars={"k": carry["k"]})
 
     def server_update(

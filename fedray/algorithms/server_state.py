@@ -75,7 +75,7 @@ class ServerState:
     names (:meth:`~fedray.client.phase.ClientPhase.parameters_of`)."""
     initial_model: Callable[[int], Model]
     """``initial_model(k)`` returns a model with other random initial weights for each number k from 1, which depend on
-    ``run.seed`` and k."""
+    ``run.seed`` and k. Raises :class:`UserError` if models do not begin with random weights."""
     weighting: str = "samples"
     total_samples: int = 0
     batch_size: int | None = None

@@ -25,6 +25,7 @@ from fedray.engine.state.pending import Pending
 from fedray.engine.state.states import StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.engine.worker import Worker
+from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 
 
@@ -110,15 +111,26 @@ class RunState:
         model and the clients' data. ``pool`` stores the models of earlier rounds."""
         algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
         earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
+        x = worker.clients.network.loaded()
+
+        def initial_model(number: int) -> Model:
+            model = worker.clients.initial(number)
+            if torch.equal(model.row, x.row):
+                raise UserError(
+                    f"algorithm.name={experiment.config.algorithm.name}: its models begin with the same weights, and "
+                    "would stay the same: set model.init=default"
+                )
+            return model
+
         server = ServerState(
-            vectors={"x": worker.clients.network.loaded()},
+            vectors={"x": x},
             N=data.active,
             seed=experiment.config.run.seed,
             server_lr=experiment.config.train.server_lr,
             as_client=worker.server_as_client,
             draw_inputs=worker.draw_inputs,
             parameters_of=worker.clients.parameters_of,
-            initial_model=worker.clients.initial,
+            initial_model=initial_model,
             model_of=earlier.model_of,
             batch_size=experiment.training.batch_size,
             public_samples=len(data.public),
