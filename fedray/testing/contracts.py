@@ -11,6 +11,7 @@ class TestMine(AlgorithmContract):
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,11 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor, nn
 
 from fedray.api import simulate
-from fedray.client.optimizer import Carry, LocalOptimizer
+from fedray.client.optimizer import LocalOptimizer
 from fedray.config import load
+from fedray.core.vectors import Model, Vector
 from fedray.data.federated import FederatedData
 from fedray.data.sources.source import Source
 from fedray.engine.opening import open_run
@@ -38,8 +38,10 @@ from fedray.engine.worker import Worker
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
+from fedray.models.inspection import ModelFacts
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.testing.pickling import DoublingPool, PicklingPool, hashes
+from fedray.testing.steps import checked_direction
 from fedray.tracking.costs import (
     bytes_per_client,
     client_flops,
@@ -150,27 +152,21 @@ class AlgorithmContract:
         return _base_runs[key][1]
 
     def test_state_round_trip(self, tmp_path: Path) -> None:
-        """Checks that a checkpoint restores exactly the state of the server and the states of the clients that it has
-        saved."""
+        """Checks that a checkpoint brings a run that has gone on back to exactly the state of the server and the states
+        of the clients that it has saved."""
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data) as run:
             for report in run.rounds():
                 if report.round == 3:
                     run.checkpoints.save()
-                    before = hashes(Packed.pack(run.state.server.vectors).numpy().arrays)
-                    last = dict(run.state.server.last_round)
-                    table = {name: dict(column) for name, column in run.state.server.table.items()}
-                    read = run.worker.clients.states.read
-                    states = {client: hashes(read(file)) for client, file in run.state.clients.items()}
+                    saved = checkpoints.load_last(run.recorder.folder.checkpoints, print)
+                    before = _state_of(run)
+                if report.round == 5:
                     break
-            saved = checkpoints.load_last(run.recorder.folder.checkpoints, print)
             assert saved is not None
+            assert _state_of(run) != before
             run.restore(saved)
-            assert run.state.server.round == 3
-            assert run.state.server.table == table
-            assert run.state.server.last_round == last
-            assert hashes(Packed.pack(run.state.server.vectors).numpy().arrays) == before
-            assert {client: hashes(read(file)) for client, file in run.state.clients.items()} == states
+            assert _state_of(run) == before
 
     def test_resume_equality(self, tmp_path: Path) -> None:
         """Checks that a run of the algorithm that is stopped and resumed ends with the same model and tables as a run
@@ -205,8 +201,8 @@ class AlgorithmContract:
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
         """Checks that the final model is the same, up to a relative difference of 1e-4 from rounding, whether clients
-        are trained together as one batched model or one after another. The test is skipped if the model can't be
-        batched."""
+        are trained together as one batched model or one after another, and so are the losses of every round, also those
+        of personal models. The test is skipped if the model can't be batched."""
         experiment, data = self._resolve(tmp_path / "facts")
         size = experiment.training.batch_size or int(data.sizes().max())
         examples = data.examples(samples_of_trial(size))
@@ -214,9 +210,10 @@ class AlgorithmContract:
             import pytest
 
             pytest.skip(f"the model that it needs can't be batched over clients: {obstacle}")
-        loop = _vector(self.base_run())
-        vmap = _vector(self.simulate(tmp_path / "vmap", engine__vectorize=True, engine__chunk=4))
-        assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
+        loop, stacks = self.base_run(), self.simulate(tmp_path / "vmap", engine__vectorize=True, engine__chunk=4)
+        assert np.linalg.norm(_vector(loop) - _vector(stacks)) <= 1e-4 * np.linalg.norm(_vector(loop))
+        losses = [name for name in map(str, loop.metrics) if name.endswith("loss")]
+        np.testing.assert_allclose(stacks.metrics[losses], loop.metrics[losses], rtol=1e-3)
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
         """Checks that the algorithm's methods for clients are pure. A task is the work of some clients in one phase (a
@@ -238,38 +235,60 @@ class AlgorithmContract:
         The values are, for example, what clients upload, and the states that they keep for later rounds.
 
         A run checks this only within each round. But it counts the same number of bytes for a client in all rounds,
-        which is right only if the shapes never change.
+        which is right only if the shapes never change. Neither may it count more than is sent; ``traffic`` may leave
+        out what clients and server can compute from other things that they get.
         """
         forms: dict[int, list[Any]] = {}
+        received: dict[int, int] = {}
+        experiment, data = self._resolve(tmp_path)
+        facts = experiment.facts
 
         class NotingPool(LocalPool):
             slots = 64
+            numbers = 0
+
+            def publish(self, vectors: Mapping[str, Vector]) -> Any:
+                shapes = [None if isinstance(each, Model) else each.shape for each in vectors.values()]
+                self.numbers = sum(_numbers(shape, facts) for shape in shapes)
+                return super().publish(vectors)
 
             def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
                 for task, result in super().map(tasks, sticky):
                     if isinstance(task, PhaseTask):
+                        received.setdefault(task.phase, self.numbers)
                         forms.setdefault(task.phase, []).append(result.forms)
                     yield task, result
 
-        experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data, NotingPool) as run:
             list(run.rounds())
         assert len(forms) == len(experiment.algorithm.phases)
         for found in forms.values():
             assert all(each == found[0] for each in found), "a phase does not return the same for all clients"
+        uploads = [form for found in forms.values() for key, form in found[0].items() if key.startswith("uploads[")]
+        sent = sum(_numbers(None if form.kind.endswith("model") else form.shape, facts) for form in uploads)
+        down, up = bytes_per_client(experiment.algorithm.traffic, facts)
+        assert down <= 4 * sum(received.values()), f"traffic counts {down} bytes for a client, which are not broadcast"
+        assert up <= 4 * sent, f"traffic counts {up} bytes from a client, which are not uploaded"
+        assert up or experiment.algorithm.private or not sent, "traffic counts nothing that clients upload"
 
     def test_steps_of_the_optimizer(self, tmp_path: Path) -> None:
         """Checks the momentum of the clients' optimizer: each model that a client trains must have a separate momentum,
         which lasts over the client's local steps.
 
-        With the same gradients, ``client.optimizer`` must move a model in each step as torch.optim.SGD does.
+        With the same gradients, ``client.optimizer`` must move a model in each step as torch.optim.SGD does. A step
+        that does without it knows no ``train.momentum``, ``train.weight_decay`` and ``train.grad_clip``, and one that
+        returns the model as it was trains nothing: neither may be.
         """
         if "train.momentum" not in self.config(tmp_path):
             import pytest
 
             pytest.skip("it is about train.optimizer=sgd")
-        with mock.patch.object(LocalOptimizer, "direction", _checked_direction(LocalOptimizer.direction)):
-            self.simulate(tmp_path, run__rounds=2, engine__vectorize=False, train__decay_norms_and_biases=True)
+        steps: list[str] = []
+        with mock.patch.object(LocalOptimizer, "direction", checked_direction(LocalOptimizer.direction, steps)):
+            run = self.simulate(tmp_path, run__rounds=2, train__decay_norms_and_biases=True, train__lr=0.01)
+        assert steps, "clients make no step of client.optimizer, so that train.momentum and its like change nothing"
+        losses = [result.metrics["train_loss"].iloc[1] for result in (run, self.base_run())]
+        assert losses[0] != losses[1], "train.lr changes nothing: a step must return the model that it makes"
 
     def test_bytes(self, tmp_path: Path) -> None:
         """Checks that the numbers of bytes in metrics.csv are those that follow from the algorithm's attribute
@@ -337,43 +356,6 @@ def assert_same(a: RunResult, b: RunResult) -> None:
         pd.testing.assert_frame_equal(a.evaluation, b.evaluation, check_exact=True)
 
 
-def _checked_direction(direction: Callable[..., tuple[Tensor, Carry]]) -> Callable[..., tuple[Tensor, Carry]]:
-    """Wraps the method ``direction`` of :class:`LocalOptimizer` for a test: the wrapped method also asserts that its
-    result is that of torch.optim.SGD.
-
-    Each client optimizer has torch optimizers for comparison, one for each model. What a client optimizer remembers
-    before its first step comes from the algorithm, and the torch optimizers start with the same momentum.
-    """
-    torchs: dict[LocalOptimizer, dict[str, tuple[nn.Parameter, torch.optim.SGD]]] = {}
-
-    def checked(self: LocalOptimizer, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
-        found, after = direction(self, carry, name, gradient)
-        training, known = self.training, torchs.setdefault(self, {})
-        for each in (name,) if known else {name, *carry.memories}:
-            model = nn.Parameter(carry[each].parameters.double().clone())
-            sgd = torch.optim.SGD(
-                [model], 1, training.momentum, weight_decay=training.weight_decay, nesterov=training.nesterov
-            )
-            if each in carry.memories and not known:
-                sgd.state[model]["momentum_buffer"] = carry.memory(each).buffer("momentum", gradient).double().clone()
-            known.setdefault(each, (model, sgd))
-        model, sgd = known[name]
-        with torch.no_grad():
-            model.copy_(carry[name].parameters)
-        model.grad = gradient.double().clone()
-        if training.grad_clip:
-            torch.nn.utils.clip_grad_norm_([model], training.grad_clip)
-        sgd.step()
-        expected = carry[name].parameters.double() - model.detach()
-        torch.testing.assert_close(
-            found.double(), expected, rtol=1e-4, atol=1e-5,
-            msg=f"a step of the model {name!r} is not that of SGD with the gradients and the momentum of this model",
-        )  # fmt: skip
-        return found, after
-
-    return checked
-
-
 @contextlib.contextmanager
 def _open_run(
     experiment: Experiment, data: FederatedData, pool: Callable[[Worker], LocalPool] = LocalPool
@@ -384,6 +366,23 @@ def _open_run(
     with computing_process(1, False), open_run(experiment, data, make_pool, False) as run:
         assert run is not None
         yield run
+
+
+def _state_of(run: Run) -> dict[str, Any]:
+    """Returns all that lasts from round to round in a form that can be compared by ``==``."""
+    server, read = run.state.server, run.worker.clients.states.read
+    return {
+        "round": server.round,
+        "last": dict(server.last_round),
+        "table": {name: dict(column) for name, column in server.table.items()},
+        "server": hashes(Packed.pack(server.vectors).numpy().arrays),
+        "clients": {client: hashes(read(file)) for client, file in run.state.clients.items()},
+    }
+
+
+def _numbers(shape: Sequence[int] | None, facts: ModelFacts) -> int:
+    """Returns how many numbers a tensor of a shape has, or a model if ``shape`` is None."""
+    return facts.parameters + facts.buffers if shape is None else math.prod(shape)
 
 
 def _result(experiment: Experiment) -> RunResult:

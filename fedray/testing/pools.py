@@ -32,7 +32,7 @@ from fedray.engine.server_rules import server_rule
 from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
 from fedray.engine.worker import Worker
-from fedray.errors import ClientError
+from fedray.errors import ClientError, StateLost
 from fedray.experiment.cohorts import draw_of
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
@@ -119,12 +119,16 @@ class PoolContract:
     def test_what_is_kept_is_there_until_it_is_dropped(self, tmp_path: Path) -> None:
         """Checks the pool's methods for arrays of the server: what ``keep`` has stored can be read by ``fetch``,
         written to a file by ``store``, and deleted by ``drop``."""
+        import pytest
+
         vectors = {"x": np.arange(5, dtype=np.float32), "m": np.ones((2, 3), np.float32)}
         with self.open(tmp_path) as run:
             handle = run.pool.keep("kept", vectors)
             fetched = dict(run.pool.fetch(handle))
             run.pool.store(handle, tmp_path / "kept.safetensors")
             run.pool.drop([handle])
+            with pytest.raises(StateLost):
+                run.pool.fetch(handle)
         for found in (fetched, load_file(tmp_path / "kept.safetensors")):
             assert found.keys() == vectors.keys()
             for name, value in found.items():
