@@ -90,8 +90,8 @@ class Pool(Protocol):
         many rounds."""
 
     def fetch(self, handle: Handle) -> State:
-        """Returns arrays that :meth:`keep` has stored, by name. ``handle`` is what :meth:`keep` returned for them. Raises
-        :class:`StateLost` if they have been dropped."""
+        """Returns arrays that :meth:`keep` has stored, by name. ``handle`` is what :meth:`keep` returned for them.
+        Raises :class:`StateLost` if they have been dropped."""
 
     def store(self, handle: Handle, target: Path) -> None:
         """Writes the arrays to which ``handle`` refers into the safetensors file ``target``, for a checkpoint. The
