@@ -13,7 +13,8 @@ there already are not made again.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,6 +24,7 @@ import pandas as pd
 
 import fedray
 from fedray.algorithms import find_algorithm, known_algorithms
+from fedray.cli.main import Parser, exit_code
 from fedray.models.heads import DEFAULT
 from fedray.results.statistics import mean_and_margin
 
@@ -114,12 +116,20 @@ def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return result[[*columns, "difference", "best", "seconds"]].round(2)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    """Makes what the arguments of the command line ask for, and returns the exit code."""
+    return exit_code(lambda: _compare(arguments))
+
+
+def _compare(arguments: Sequence[str]) -> int:
+    parser = Parser(prog="all_algorithms.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=list(known_algorithms()))
-    options = parser.parse_args()
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=list(known_algorithms()))
+    options = parser.parse_args(arguments)
+    for name in options.only:
+        # before the first run
+        find_algorithm(name)
     made: dict[str, Future[dict[str, Any]]] = {}
     rows: list[tuple[str, list[Future[dict[str, Any]]]]] = []
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
@@ -139,7 +149,8 @@ def main() -> None:
     ]
     (options.output / "table.md").write_text("\n".join(lines) + "\n")
     print(result.to_string(index=False))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

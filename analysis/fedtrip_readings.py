@@ -9,11 +9,15 @@ have ended at their target: those of `python analysis/reproduce.py fedtrip/fig5`
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from fedray.cli.main import Parser, exit_code
+from fedray.errors import UserError
 
 ROWS = ("fedtrip", "fedavg", "fedprox", "slowmo", "moon", "feddyn")
 READINGS: dict[str, Callable[[pd.Series], pd.Series]] = {
@@ -33,24 +37,38 @@ def rounds_to(target: float, read: Callable[[pd.Series], pd.Series], metrics: Pa
     return float(reached[0]) if len(reached) else np.inf
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    """Writes the table that the arguments of the command line ask for, and returns the exit code."""
+    return exit_code(lambda: _read(arguments))
+
+
+def _read(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="fedtrip_readings.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path)
     parser.add_argument("target", type=float, help="such as 0.87")
     parser.add_argument("output", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    runs = {row: sorted(options.runs.glob(f"{row}/seed-*/metrics.csv")) for row in ROWS}
+    for row in ("fedtrip", "fedavg"):
+        if not runs[row]:
+            raise UserError(
+                f"{options.runs} has no {row}/seed-*/metrics.csv: give a folder with the runs of {', '.join(ROWS)}"
+            )
     rows = {}
     for name, read in READINGS.items():
         found = {
             row: float(np.median([rounds_to(options.target, read, path) for path in paths]))
-            for row in ROWS
-            if (paths := sorted(options.runs.glob(f"{row}/seed-*/metrics.csv")))
+            for row, paths in runs.items()
+            if paths
         }
         rows[name] = {**found, "fedavg / fedtrip": found["fedavg"] / found["fedtrip"]}
     table = pd.DataFrame(rows).T
     table.to_csv(options.output, index_label="reading")
     print(table.to_string(float_format="{:.3g}".format))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -72,7 +72,9 @@ def run(way: str, folder: str) -> None:
 
 
 def measure(way: str, folder: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, folder, "--way", way], check=True, capture_output=True, text=True)
+    # its errors are printed as they are
+    command = [sys.executable, __file__, folder, "--way", way]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

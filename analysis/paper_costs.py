@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedray.cli.main import Parser, exit_code
-from fedray.config import load
+from fedray.cli.settings import load_settings
 from fedray.experiment.costs import compare_algorithms
 
 
@@ -29,9 +29,7 @@ def _show(arguments: Sequence[str]) -> int:
     parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help="as for fedray costs")
     parser.add_argument("--csv", metavar="FILE", type=Path, help="write the table as CSV too, with all digits")
     options = parser.parse_args(arguments)
-    files = [text for text in options.settings if "=" not in text]
-    config = load(files[0] if files else None, [text for text in options.settings if "=" in text])
-    candidates, scenario, left_out = compare_algorithms(config)
+    candidates, scenario, left_out = compare_algorithms(load_settings(options.settings))
     table = TABLES[options.paper](candidates, scenario)
     table.show()
     for name, reason in left_out.items():

@@ -9,6 +9,7 @@ FEDRAY_DATA=... python analysis/pfedmo_sweep.py OUTPUT [--trials 30] [--seeds 5]
 
 Setting: LeNet-5, 4 clients of 3 random classes each (another draw for each seed), T = 400. Writes summary.json,
 winners.csv, claims.csv, table.md and claims.png into OUTPUT, beside the sweeps; what is there already is not run again.
+summary.json has the times of a first sweep that was made in one go; if it was resumed, they are left out.
 """
 
 from __future__ import annotations
@@ -202,6 +203,17 @@ def draw(table: pd.DataFrame, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def facts_of(trials: int, best: Path, busy: Busy | None) -> dict[str, Any]:
+    """What summary.json says. ``busy`` is None of a sweep that was resumed, whose whole time is not known."""
+    times: dict[str, Any] = {}
+    if busy is not None:
+        times = {
+            "seconds": busy.seconds, "both_processors_trained": busy.share(2), "one_or_both": busy.share(1),
+        }  # fmt: skip
+    found = {key: value for key, value in flat(read_file(best)).items() if key.startswith(("alg", "train"))}
+    return {"trials": trials, **times, "best": found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
@@ -211,24 +223,14 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     arguments = [WORK, f"tune.trials={options.trials}", f"tune.output={options.output}"]
     facts = options.output / "summary.json"
+    is_whole = not (options.output / "sweep").exists()
     with Busy() as busy:
         (result,) = tune("pfedmo", [*arguments, "tune.name=sweep"], verbose=True)
-    if not facts.exists():
-        facts.write_text(
-            json.dumps(
-                {
-                    "trials": options.trials,
-                    "seconds": busy.seconds,
-                    "both_processors_trained": busy.share(2),
-                    "one_or_both": busy.share(1),
-                    "best": {
-                        k: v for k, v in flat(read_file(result.best[0])).items() if k.startswith(("alg", "train"))
-                    },
-                },
-                indent=2,
-            )
-            + "\n"
-        )
+    if result.interrupted:
+        raise SystemExit(130)
+    trials = len(result.trials)
+    if not facts.exists() or json.loads(facts.read_text())["trials"] != trials:
+        facts.write_text(json.dumps(facts_of(trials, result.best[0], busy if is_whole else None), indent=2) + "\n")
     (baseline,) = tune(fedavg_space(), [*arguments, "tune.name=fedavg"], verbose=True)
     for folder in (result.folder, baseline.folder):
         (spec,) = read_sweeps(folder)

@@ -8,7 +8,8 @@ clients with 50 samples each make a pass in batches of 10 with learning rate 0.1
 epsilon. Without `--pfl`, which names an interpreter that has pfl (benchmarks/rivals/requirements-pfl.txt), only fedray
 runs.
 
-Writes points.csv, private_cifar10.md and private_cifar10.png. A curve that is in points.csv is not made again.
+Writes points.csv, private_cifar10.md and private_cifar10.png. A curve that is in points.csv is not made again. All have
+the same rounds; `--rounds` is also the number of rounds that the noise is for.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedray import simulate
+from fedray.cli.main import Parser, exit_code
 from fedray.data.sources.source import Source
+from fedray.errors import UserError
 from fedray.results.panel import Curve, Panel, bands_caption, draw_panels
 from fedray.results.statistics import LEAST_RUNS, margin_of, with_interval
 from fedray.results.style import Line, lines_for, save_png
@@ -45,7 +49,7 @@ def source() -> Source:
 
 
 def of_fedray(private: bool, seed: int, rounds: int, every: int, folder: Path) -> dict[int, float]:
-    """Returns the test accuracy in every so many rounds."""
+    """Returns the test accuracy in every so many rounds, and in the last."""
     settings: dict[str, Any] = {
         "run": {"seed": seed, "rounds": rounds, "eval_every": every, "output": str(folder), "name": "fedray"},
         "algorithm": {"name": "fedavg"},
@@ -86,8 +90,20 @@ def curve_of(name: str, line: Line, points: pd.DataFrame) -> Curve:
     return Curve(name, line, pd.DataFrame({"x": mean.index, "mean": mean, "low": low, "high": high}))
 
 
-def report(points: pd.DataFrame, folder: Path) -> None:
-    """Writes the table and the picture of all ``points``."""
+def points_of(path: Path, rounds: int, every: int) -> pd.DataFrame:
+    """Returns the points in ``path``. Raises :class:`UserError` if they are not those of these rounds."""
+    if not path.exists():
+        return pd.DataFrame(columns=["system", "seed", "round", "accuracy"])
+    points, asked = pd.read_csv(path), {*range(every, rounds, every), rounds}
+    for (system, seed), some in points.groupby(["system", "seed"]):
+        if {*some["round"]} != asked:
+            there = f"{system}, seed {seed} has {len(some)} points up to round {some['round'].max()}"
+            raise UserError(f"{path} is of another --rounds or --every ({there}): give another OUTPUT")
+    return points
+
+
+def report(points: pd.DataFrame, folder: Path, every: int) -> None:
+    """Writes the table and the picture of all ``points``, which are of ``every`` so many rounds."""
     rounds, names = int(points["round"].max()), list(map(str, points["system"].unique()))
     last = points[points["round"] == rounds]
     rows = [
@@ -99,8 +115,8 @@ def report(points: pd.DataFrame, folder: Path) -> None:
         "# Private training on CIFAR-10\n\n"
         "50 of 1,000 clients with 50 samples each (i.i.d.) make a pass in batches of 10; epsilon 2 at delta 1e-6 for "
         "rounds of 1,000 of a million clients, updates clipped to 0.4. "
-        f"`python analysis/private_cifar10.py OUTPUT --pfl PYTHON --rounds {rounds}`. Test accuracy after {rounds:,} "
-        "rounds:\n\n"
+        f"`python analysis/private_cifar10.py OUTPUT{' --pfl PYTHON' if 'pfl' in names else ''} --rounds {rounds} "
+        f"--every {every} --seeds {points['seed'].nunique()}`. Test accuracy after {rounds:,} rounds:\n\n"
     )
     picture = "\n\n![accuracies over rounds](private_cifar10.png)\n"
     (folder / "private_cifar10.md").write_text(title + markdown(pd.DataFrame(rows)) + picture)
@@ -111,17 +127,26 @@ def report(points: pd.DataFrame, folder: Path) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    """Makes what the arguments of the command line ask for, and returns the exit code."""
+    return exit_code(lambda: _compare(arguments))
+
+
+def _compare(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="private_cifar10.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("--pfl", metavar="PYTHON", help="an interpreter that has pfl")
     parser.add_argument("--rounds", type=int, default=1500)
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if min(options.rounds, options.every, options.seeds) < 1:
+        raise UserError("--rounds, --every and --seeds must be at least 1")
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "points.csv"
-    points = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["system", "seed", "round", "accuracy"])
+    points = points_of(path, options.rounds, options.every)
     for seed in range(1, options.seeds + 1):
         for system in ("fedray", *(["pfl"] if options.pfl else []), "fedray without privacy"):
             if ((points["system"] == system) & (points["seed"] == seed)).any():
@@ -135,8 +160,9 @@ def main() -> None:
             found = pd.DataFrame({"system": system, "seed": seed, "round": [*made], "accuracy": [*made.values()]})
             points = pd.concat([points, found], ignore_index=True) if len(points) else found
             points.to_csv(path, index=False)
-    report(points, options.output)
+    report(points, options.output, options.every)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,8 @@ Fashion-MNIST, a perceptron (784-100-10) and FedAvg; 25 clients that all take pa
 steps of 32 samples; 5 of them attack. Once the clients' samples are alike, once each client has its own mixture of
 classes (Dirichlet, alpha 0.5). Rules are told that 5 of 25 may be Byzantine. Three seeds.
 
-Writes runs.csv, robust.md and robust.png. A run that is in runs.csv is not made again.
+Writes runs.csv, robust.md and robust.png. A run that is in runs.csv is not made again. Means are over the runs that did
+not diverge; those that did are counted beside them.
 """
 
 from __future__ import annotations
@@ -76,20 +77,25 @@ def row_of(world: str, rule: str, attack: str, seed: int) -> dict[str, Any]:
         last, status = result.metrics.iloc[-1], result.summary["status"]
         if status not in ("completed", "diverged"):
             raise SystemExit(f"the run is {status}, and not in the table")
-        # a model whose numbers are not finite guesses
-        reached = float(last["test_accuracy"]) if status == "completed" else 0.1
-        success = float(last.get("backdoor_accuracy", np.nan))
-    return {"world": world, "rule": rule, "attack": attack, "seed": seed, "accuracy": reached, "success": success}
+    row = {"world": world, "rule": rule, "attack": attack, "seed": seed, "status": status}
+    if status == "diverged":
+        return row | {"accuracy": np.nan, "success": np.nan}
+    return row | {"accuracy": float(last["test_accuracy"]), "success": float(last.get("backdoor_accuracy", np.nan))}
 
 
 def cells(runs: pd.DataFrame, world: str, column: str, attacks: list[str]) -> Iterator[dict[str, str]]:
-    """Yields the rows of a table: a rule's mean over seeds under each attack, in percent."""
+    """Yields the rows of a table: a rule's mean over seeds under each attack, in percent, and how many diverged."""
     of_world = runs[runs["world"] == world]
     for rule in RULES:
         found = of_world[of_world["rule"] == rule]
-        yield {"rule": rule} | {
-            attack: with_interval((100 * found[found["attack"] == attack][column]).tolist(), 1) for attack in attacks
-        }
+        yield {"rule": rule} | {attack: cell(found[found["attack"] == attack][column]) for attack in attacks}
+
+
+def cell(values: pd.Series[float]) -> str:
+    known = (100 * values.dropna()).tolist()
+    lost = len(values) - len(known)
+    diverged = f"{lost} of {len(values)} diverged" if lost else ""
+    return ", ".join(filter(None, [with_interval(known, 1), diverged]))
 
 
 def report(runs: pd.DataFrame, folder: Path) -> None:

@@ -68,7 +68,7 @@ SYSTEMS = {
     "loop-compiled": fedray(compile=True, vectorize=False),
     "stacks": fedray(compile=False, vectorize=True),
     "stacks-compiled": fedray(compile=True, vectorize=True),
-    "before": System("before", "fedray_rounds.py"),
+    "before": System("before", "fedray_rounds.py", {"ENGINE": json.dumps({"compile": False})}),
     "plain": System("fedray", "plain_rounds.py"),
     "plain-channels-last": System("fedray", "plain_rounds.py", {"LAYOUT": "channels_last"}),
     "plain-compiled": System("fedray", "plain_rounds.py", {"COMPILE": "true"}),

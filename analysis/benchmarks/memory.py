@@ -147,7 +147,8 @@ def main() -> None:
     for algorithm in args.algorithms:
         for model in ("tiny", "vit_b_16"):
             command = [sys.executable, __file__, "--rounds", str(args.rounds), "--one", model, algorithm]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            # its errors are printed as they are
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found = json.loads(done.stdout.splitlines()[-1])
             results.row(
                 algorithm=algorithm, model=model, seconds=found["seconds"],

@@ -46,7 +46,10 @@ def keep_hardware_address(address: str) -> None:
 
 
 class Hosts:
-    """The hosts of the script in $FEDRAY_TEST_HOSTS, which has its files in ``folder``."""
+    """The hosts of the script in $FEDRAY_TEST_HOSTS, which has its files in ``folder``. ``storage`` is where runs write
+    that are told a URI; whoever starts it sets it."""
+
+    storage: ObjectStorage
 
     def __init__(self, folder: Path) -> None:
         self.script, self.folder = os.environ["FEDRAY_TEST_HOSTS"], folder / "hosts"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from faults.cluster import HEAD, HOSTS, NAMESPACE, ROOT, VICTIM, Hosts, ObjectStorage, full
+from faults.cluster import HEAD, HOSTS, NAMESPACE, ROOT, VICTIM, Hosts, full
 from faults.runs import Run
 
 ALL = dict.fromkeys(HOSTS, "")
@@ -111,27 +111,26 @@ def disk_full(folder: Callable[[Hosts, Run], Path]) -> Callable[[Hosts, Run], fl
     return happen
 
 
-def events(storage: ObjectStorage) -> dict[str, Event]:
-    """Returns all events by their names; ``calm`` is none."""
+def frozen(hosts: Hosts, run: Run) -> float:
+    hosts.storage.freeze(20)
+    return 0.0
 
-    def frozen(hosts: Hosts, run: Run) -> float:
-        storage.freeze(20)
-        return 0.0
 
-    return {
-        "calm": Event(),
-        "actor killed": Event(killed(VICTIM, "[r]ay::ClientActor")),
-        "server killed": Event(killed(HEAD, "[r]ay::ServerActor")),
-        "driver killed": Event(killed_driver),
-        "worker off and on": Event(off_and_on, nodes_stay=False),
-        "worker off": Event(off, nodes_stay=False),
-        "worker added": Event(joined, {host: "" for host in HOSTS if host != VICTIM}, nodes_stay=False),
-        **{f"cut {seconds} s": Event(cut(seconds), nodes_stay=False) for seconds in (5, 10, 20, 30)},
-        "cut for good": Event(cut_for_good, nodes_stay=False),
-        "50 ms and 1 % loss": Event(delayed),
-        "slow node": Event(stuttering),
-        "clock an hour late": Event(nodes={**ALL, VICTIM: AN_HOUR_LATE}),
-        "worker's disk full": Event(disk_full(lambda hosts, run: hosts.disks[VICTIM])),
-        "head's disk full": Event(disk_full(lambda hosts, run: run.folder)),
-        "storage frozen for 20 s": Event(frozen, output="s3://bucket/runs"),
-    }
+EVENTS = {
+    "calm": Event(),
+    "actor killed": Event(killed(VICTIM, "[r]ay::ClientActor")),
+    "server killed": Event(killed(HEAD, "[r]ay::ServerActor")),
+    "driver killed": Event(killed_driver),
+    "worker off and on": Event(off_and_on, nodes_stay=False),
+    "worker off": Event(off, nodes_stay=False),
+    "worker added": Event(joined, {host: "" for host in HOSTS if host != VICTIM}, nodes_stay=False),
+    **{f"cut {seconds} s": Event(cut(seconds), nodes_stay=False) for seconds in (5, 10, 20, 30)},
+    "cut for good": Event(cut_for_good, nodes_stay=False),
+    "50 ms and 1 % loss": Event(delayed),
+    "slow node": Event(stuttering),
+    "clock an hour late": Event(nodes={**ALL, VICTIM: AN_HOUR_LATE}),
+    "worker's disk full": Event(disk_full(lambda hosts, run: hosts.disks[VICTIM])),
+    "head's disk full": Event(disk_full(lambda hosts, run: run.folder)),
+    "storage frozen for 20 s": Event(frozen, output="s3://bucket/runs"),
+}
+"""All events by their names; ``calm`` is none."""

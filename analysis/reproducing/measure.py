@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,8 @@ class Measured:
     runs reached the target, and NaN if there is none. ``margin`` is half the width of the 95 % interval of a mean, NaN
     where there is none; ``values`` are those of which it is the mean, and ``spread`` the accuracies of the last rounds
     of all runs, if it is the mean of those. ``runs`` are those that have ended, ``diverged``
-    is how many of them diverged, and ``reached`` how many reached the target. ``bound`` is the least that one took of
+    is how many of them diverged, and ``reached`` how many reached the target; ``taken`` is what these took, by the name
+    of the run's folder, which is that of its seed. ``bound`` is the least that one took of
     those which neither diverged nor reached it, in the unit of the table; NaN if there is none. ``left_out`` are runs
     that have ended and can't be read.
     """
@@ -51,6 +52,7 @@ class Measured:
     bound: float = math.nan
     values: Sequence[float] = ()
     spread: Sequence[float] = ()
+    taken: Mapping[str, float] = field(default_factory=dict)
     left_out: Sequence[LeftOut] = ()
 
 
@@ -68,18 +70,18 @@ def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
     else:
         amount = AMOUNTS.get(table.measure, "round")
         taken = [_taken(table, cell, runs[cell], _target(table, cell, runs), amount) for cell in table.cells]
-        first = {one.cell.column: one.value for one in taken if one.cell.row == table.rows[0]}
+        first = {one.cell.column: one for one in taken if one.cell.row == table.rows[0]}
         found = [_in_unit(table, one, first[one.cell.column]) for one in taken]
     return [replace(one, left_out=[run for run in read[one.cell] if isinstance(run, LeftOut)]) for one in found]
 
 
-def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
-    """Returns what a cell took in the unit of its table; ``first`` is what the first row of its column took."""
+def _in_unit(table: PublishedTable, one: Measured, first: Measured) -> Measured:
+    """Returns what a cell took in the unit of its table; ``first`` is the first row of its column."""
     if not one.runs:
         return one
     if table.measure == "gib":
         # the paper's cost of a whole run over the speed-up in rounds, which is 1 if the target is not reached
-        speed_up = first / one.value if math.isfinite(one.value) and math.isfinite(first) else 1.0
+        speed_up = first.value / one.value if math.isfinite(one.value) and math.isfinite(first.value) else 1.0
         return replace(one, value=gib_of_a_run(one.cell) / speed_up)
     unit = 1.0
     if table.measure == "gflops":
@@ -89,17 +91,27 @@ def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
     elif table.measure == "minutes":
         unit = 1 / 60
     elif table.measure == "ratio" and one.cell.row != table.rows[0]:
-        unit = 1 / first if math.isfinite(first) else math.nan
+        unit = 1 / first.value if math.isfinite(first.value) else math.nan
+        return replace(one, value=one.value * unit, margin=_margin_of_ratio(one, first), bound=one.bound * unit)
     return replace(one, value=one.value * unit, margin=one.margin * unit, bound=one.bound * unit)
 
 
+def _margin_of_ratio(one: Measured, first: Measured) -> float:
+    """Returns the margin of the ratio r = a / b of two means over the same seeds: to first order that of the mean of
+    (a - r b) / b, in which the runs of a seed are a pair. NaN if there is no mean, or the seeds are not the same."""
+    if math.isnan(one.margin) or one.taken.keys() != first.taken.keys():
+        return math.nan
+    ratio = one.value / first.value
+    return mean_and_margin([a - ratio * first.taken[seed] for seed, a in one.taken.items()])[1] / first.value
+
+
 def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[RecordedRun]]) -> float:
-    """Returns the accuracy that is to be reached: the last of ``run.targets``, or what the first row ends with, as a
-    mean over its runs."""
+    """Returns the accuracy that is to be reached: the last of ``run.targets``, or the mean of the first row's last
+    rounds, over its runs."""
     if table.until == "first row":
         (first,) = [each for each in runs if each.column == cell.column and each.row == table.rows[0]]
-        finals = [run.final(Measure()) for run in runs[first] if not run.diverged]
-        return float(np.mean(finals)) if finals else math.nan
+        ends = [run.last(Measure(), run.settings.get("run.last_rounds")) for run in runs[first] if not run.diverged]
+        return float(np.mean(ends)) if ends else math.nan
     return float(cell.config({}).run.targets[-1])
 
 
@@ -113,13 +125,14 @@ def _taken(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun], targe
     infinite if a run did not reach it."""
     firsts = [run.first_to_reach(target, Measure(of=cell.of)) for run in runs]
     value, bound = to_reach(runs, firsts, amount)
-    margin, taken = math.nan, [float(first[amount]) for first in firsts if first is not None]
+    reached = [(run.folder.name, first) for run, first in zip(runs, firsts, strict=True) if first is not None]
+    margin, taken = math.nan, {name: float(first[amount]) for name, first in reached}
     if table.over_runs == "mean" and runs:
-        value, margin = mean_and_margin(taken) if len(taken) == len(runs) else (math.inf, math.nan)
+        value, margin = mean_and_margin([*taken.values()]) if len(taken) == len(runs) else (math.inf, math.nan)
         least = math.fsum(least_costs(runs, firsts, amount)) / len(runs)
         bound = least if math.isfinite(least) else math.nan
-    diverged, reached = sum(run.diverged for run in runs), len(taken)
-    return Measured(cell, value, margin, runs, diverged, reached, bound)
+    diverged = sum(run.diverged for run in runs)
+    return Measured(cell, value, margin, runs, diverged, len(taken), bound, taken=taken)
 
 
 def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun]) -> Measured:

@@ -33,7 +33,7 @@ MEANINGS = {
     "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
 }
 
-UNTIL = {"target": "the target", "first row": "FedAvg's final accuracy"}
+UNTIL = {"target": "the target", "first row": "FedAvg's accuracy, the mean of its last rounds"}
 
 BOUND = "`>` stands before a bound: runs that did not reach it count with what they took."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +56,12 @@ class Request:
         return self.seeds or (1 if self.quick else table.seeds)
 
     def planned(self, table: PublishedTable) -> list[Planned]:
-        """Returns all runs of the table, each once."""
+        """Returns all runs of the table, each once. Raises :class:`UserError` if a column names fewer seeds than are
+        asked for."""
         found: dict[str, Planned] = {}
+        fewest = min((len(cell.chosen_seeds) for cell in table.cells if cell.chosen_seeds), default=math.inf)
+        if self.seeds is not None and self.seeds > fewest:
+            raise UserError(f"--seeds {self.seeds}: {self.name} has columns with {fewest} chosen seeds, and no others")
         for cell in table.cells:
             more = {}
             if self.quick:

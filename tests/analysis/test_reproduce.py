@@ -179,11 +179,11 @@ def test_a_missed_target_has_a_bound_in_the_unit_of_the_table(mine):
     assert "| fedprox | > 2.5, 0 of 1 reached it" in text
 
 
-def test_bytes_that_were_sent_until_what_fedavg_ends_with(mine):
-    """Those of both ways: two for each round in these runs."""
+def test_bytes_that_were_sent_until_the_mean_of_fedavgs_last_rounds(mine):
+    """Those of both ways: two for each round in these runs. FedAvg's mean is 0.3; the last round alone has 0.5."""
     runs = mine / "runs/paper/small"
-    write_run(runs / "fedavg/seed-0", [0.1, 0.3, 0.4, 0.4])
-    write_run(runs / "fedprox/seed-0", [0.1, 0.4, 0.4, 0.3])
+    write_run(runs / "fedavg/seed-0", [0.1, 0.2, 0.4, 0.5])
+    write_run(runs / "fedprox/seed-0", [0.1, 0.35, 0.4, 0.3])
     found = measured(read_table("paper/sent"), mine / "runs", 1)
     assert [one.value for one in found] == pytest.approx([2 * 3 / 2**30, 2 * 2 / 2**30])
 

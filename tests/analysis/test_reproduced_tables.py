@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from published_tables import ASKED, write_run
+from reproduce import main
 from reproducing.measure import measured
 from reproducing.pictures import curves, picture
 from reproducing.provenance import made_by
@@ -30,6 +31,20 @@ def test_a_mean_of_rounds_needs_all_runs_to_reach_the_target(mine):
     assert "| fedprox | > 3.67, 2 of 3 reached it (8) |" in text
 
 
+def test_the_interval_of_a_ratio_of_means(mine):
+    """Rounds 3, 4 and 8 over 2, 2 and 5: the ratio is 5/3, and the deviations 3 - 5/3 * 2 and so on are -1/3, 2/3 and
+    -1/3, so that their mean has the margin t * 1/3, over 3."""
+    runs = mine / "runs/paper/small"
+    for seed, (ours, first) in enumerate(((3, 2), (4, 2), (8, 5))):
+        write_run(runs / f"fedavg_run.stop_at_0.3/seed-{seed}", [0.1] * (first - 1) + [0.4])
+        write_run(runs / f"fedprox_run.stop_at_0.3/seed-{seed}", [0.1] * (ours - 1) + [0.4])
+    table = replace(read_table("paper/ratio"), over_runs="mean")
+    first, ratio = measured(table, mine / "runs", 3)
+    assert (first.value, ratio.value) == pytest.approx((3, 5 / 3))
+    assert first.margin == pytest.approx(4.302653 * 3**0.5 / 3**0.5)
+    assert ratio.margin == pytest.approx(4.302653 / 9)
+
+
 def test_curves_of_the_runs(mine):
     """Each column has a panel; columns of the same runs share it. A row whose runs all diverged is named."""
     runs = mine / "runs/paper/small"
@@ -47,7 +62,7 @@ def test_curves_of_the_runs(mine):
     assert curves(read, measured(read, mine / "nowhere", 1)) is None
 
 
-def test_a_column_may_name_its_seeds(mine):
+def test_a_column_may_name_its_seeds(mine, capsys):
     column = {"experiment": "paper/small", "seeds": [4, 7]}
     table = {"title": "T", "measure": "final", "seeds": 2, "rows": ["fedavg"], "columns": {"a": column}}
     (mine / "experiments/paper/published/chosen.yaml").write_text(yaml.safe_dump(table))
@@ -59,6 +74,9 @@ def test_a_column_may_name_its_seeds(mine):
     assert [run.settings["data.seed"] for run in planned] == [4, 7]
     (one,) = measured(read, mine / "runs", 2)
     assert (one.value, len(one.runs)) == (50, 1)
+    assert main(["paper/chosen", "--seeds", "3"]) == 2
+    said = "fedray: --seeds 3: paper/chosen has columns with 2 chosen seeds, and no others"
+    assert capsys.readouterr().err.splitlines()[-1] == said
 
 
 def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):

@@ -39,7 +39,7 @@ class Evaluating(TrainingProcessCallback):
 
     @torch.no_grad()
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        if (central_iteration + 1) % EVERY == 0:
+        if (central_iteration + 1) % EVERY == 0 or central_iteration + 1 == SETTINGS["rounds"]:
             right = sum(int((self.network(x).argmax(1) == y).sum()) for x, y in self._batches())
             with Path(sys.argv[2]).open("a") as file:
                 file.write(f"{central_iteration + 1},{right / len(self.y)}\n")
