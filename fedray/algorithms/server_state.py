@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model, Vector
+from fedray.errors import near_miss
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,16 @@ class ServerState:
     cohort: Cohort = Cohort()
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.vectors:
+            raise KeyError(f"the server has no {name!r}{near_miss(name, self.vectors)}")
         return self.vectors[name]
 
     def __setitem__(self, name: str, value: Vector) -> None:
+        if isinstance(self.vectors.get(name), Model) and not isinstance(value, Model):
+            raise TypeError(
+                f"server[{name!r}] is a model, and can't become a {type(value).__name__}: "
+                f"server[{name!r}].with_parameters(...) makes a model of parameters"
+            )
         self.vectors[name] = value
 
     def column(self, name: str) -> dict[int, float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedray.core.local_training import LocalTraining
 from fedray.core.vectors import Model
+from fedray.errors import near_miss
 from fedray.gradients.rows import by_rows
 
 
@@ -64,6 +65,8 @@ class Carry:
         self._values, self.memories, self.overwritable = values, memories, overwritable
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            raise KeyError(f"the carry has no {name!r}{near_miss(name, self._values)}")
         return self._values[name]
 
     @property

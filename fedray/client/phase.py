@@ -25,6 +25,7 @@ from fedray.core.sending import column
 from fedray.core.stopwatch import Stopwatch
 from fedray.core.vectors import Model
 from fedray.gradients.network import Network
+from fedray.util.named import Named
 
 
 def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
@@ -124,7 +125,12 @@ class ClientPhase:
         elif self._writes:
             # no forward pass may write into models that other clients receive too
             shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
-        self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
+        self.shared, self.state, self.kept, self._received = (
+            Named(shared),
+            Named(state or {}),
+            Named(kept or {}),
+            received,
+        )
         self._initial, self._device = initial, network.device
         self._masks: dict[tuple[str, ...], Tensor] = {}
         self.trained: Model | None = None
@@ -268,6 +274,10 @@ class ClientPhase:
         The clients of a stack make their steps together, but some make fewer. If a stack has two clients that make 3
         and 5 steps, the first client keeps its model and momentum after j = 2, while the second client continues.
         """
+        if not isinstance(new, Carry):
+            raise TypeError(
+                f"a step must return a Carry, such as client.optimizer.descend(...) does, not {type(new).__name__}"
+            )
         least = min(self.stack.steps)
         if j < least:
             # the next step needs these models for the clients that have made all their steps

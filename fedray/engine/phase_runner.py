@@ -231,13 +231,26 @@ class PhaseRunner:
             kept_momentum=self.clients.momentum(task.states[rows]) if self._keeps_momentum else None,
             **self.clients.remembered(task.states[rows], task.round),
         )  # fmt: skip
+        # a forward pass may write into a model that it has for itself
+        given = {} if self.clients.network.writes else _written(client)
         with watch or contextlib.nullcontext():
             result: Result = getattr(self.algorithm, name)(client)
+        for read_only, times in given.items():
+            if _written(client)[read_only] != times:
+                raise UserError(
+                    f"{type(self.algorithm).__name__}.{name} writes into {read_only}, which other clients read too: "
+                    "compute a new one, or begin with a copy as client.start gives it"
+                )
         if watch and watch.found:
             raise _Apart(1, f"the algorithm's rule computes {watch.found} of all their rows at once ({BY_ROWS})")
         if task.keeps and phase >= 0 and phase + 1 < len(self.algorithm.phases):
             self._kept[key] = {**kept, **result.kept}
         return result, client
+
+
+def _written(client: ClientPhase) -> dict[str, int]:
+    """Returns how often each tensor that the stack's clients may only read has been written."""
+    return {f"client.shared[{name!r}]": row_of(value)._version for name, value in client.shared.items()}
 
 
 def _kept_besides(client: ClientPhase) -> dict[str, Vector]:

@@ -16,6 +16,7 @@ from fedray.engine.output_check import Forms, check_same_forms
 from fedray.engine.state.packing import on_host, tensor_over
 from fedray.engine.tasks import PartialSum, PhaseResult, PhaseTask
 from fedray.experiment.robust import SMALL
+from fedray.util.named import Named
 
 LARGE = 1 << 24
 """The bytes from which a partial sum (a node of the summation tree) stays on a GPU only if the GPU has room for
@@ -102,7 +103,7 @@ class CohortSums:
         """Returns the weighted sums of the clients' uploads, by the upload's name: models and vectors, float32, on the
         server's device. An upload that is gathered has a row for each client instead, ``[m, ...]``. Before that,
         :meth:`add` must have been called for the results of all tasks."""
-        return {name: self._there(self._total(name, tree.total())) for name, tree in self._trees.items()}
+        return Named((name, self._there(self._total(name, tree.total()))) for name, tree in self._trees.items())
 
     def _there(self, value: Vector) -> Vector:
         """Returns the sum ``value`` on the server's device."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from inspect import isfunction
+from types import CodeType
 from typing import Any
 
 from fedray.algorithms import Algorithm, find_algorithm, known_algorithms
 from fedray.config import Config, check, unknown_key
-from fedray.errors import UserError
+from fedray.errors import UserError, closest
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.permissions import require
+from fedray.gradients.known_code import is_of_known
 from fedray.models.heads import DEFAULT, find_head, in_words, serves
 from fedray.usercode.importing import as_user_error
 
@@ -81,6 +84,24 @@ def _check_private(config: Config, algorithm: Algorithm) -> None:
         raise UserError(f"run.diagnostics={config.run.diagnostics}: the model has private layers; use true")
     if algorithm.private_from > 1 and config.system.is_on:
         raise UserError(f"system.*: the first rounds of {name} send more than the others, which the clock can't count")
+
+
+def misspelt_methods(cls: type[Algorithm]) -> Iterator[str]:
+    """Yields warnings about methods of user-defined classes that nothing calls, if their names are nearly those of
+    methods that fedray calls. ``cls`` is the class of a run's algorithm."""
+    known = [name for name, value in vars(Algorithm).items() if isfunction(value) and not name.startswith("_")]
+    for each in (each for each in cls.__mro__ if not is_of_known(each)):
+        methods = {name: value for name, value in vars(each).items() if isfunction(value)}
+        called = {*cls.phases}.union(*(_names_in(method.__code__) for method in methods.values()))
+        for name in sorted(methods.keys() - called):
+            meant = None if name.startswith("_") or hasattr(Algorithm, name) else closest(name, known, cutoff=0.8)
+            if meant:
+                yield f"{each.__name__}.{name} is never called (did you mean {meant!r}?)"
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return {*code.co_names}.union(*inner)
 
 
 def choose_head(config: Config, algorithm: Algorithm) -> str:

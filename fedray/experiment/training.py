@@ -19,6 +19,7 @@ from fedray.core.rounding import whole_units
 from fedray.core.transform import SeededTransform
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
+from fedray.experiment.algorithm import misspelt_methods
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.stage import Stage, defaults_for_nulls, under
 from fedray.tracking.costs import mean_load
@@ -69,7 +70,10 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     equal = config.privacy.is_on or SamplingConfig.of(train.sampling).kind in ("weighted", "power_of_choice")
     usual: Literal["samples", "uniform"] = "uniform" if equal else algorithm.weighting
     weighting = usual if train.weighting == "auto" else train.weighting
-    advice = [*algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr)]
+    advice = [
+        *misspelt_methods(type(algorithm)),
+        *algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr),
+    ]
     advice += _on_weights(config, algorithm)
     if algorithm.earlier_models >= rounds and getattr(algorithm.hyper, "warmup", None) == "zero":
         advice.append(
