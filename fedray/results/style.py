@@ -188,7 +188,9 @@ def legend(axes: Axes) -> None:
         axes.legend(**BESIDE)
     elif handles:
         below = _below(names)
-        axes.legend(handles, below.names, ncols=below.columns, **BELOW)
+        # Matplotlib fills columns, and people read rows
+        order = [place for column in range(below.columns) for place in range(column, len(names), below.columns)]
+        axes.legend([handles[i] for i in order], [below.names[i] for i in order], ncols=below.columns, **BELOW)
 
 
 @dataclass(frozen=True)
