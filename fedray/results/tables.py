@@ -201,5 +201,7 @@ def latex(table: Table) -> str:
     cell = pd.DataFrame([[table.title]]).style.format(escape="latex").hide(axis="index").hide(axis="columns")
     caption = str(cell.to_latex()).splitlines()[1].removesuffix(r" \\")
     label = "tab:" + "-".join(re.findall(r"[a-z0-9]+", table.title.lower()))
-    text = str(style.to_latex(hrules=True, caption=caption, label=label, column_format=columns))
+    text = str(
+        style.to_latex(hrules=True, caption=caption, label=label, column_format=columns, position_float="centering")
+    )
     return text.replace("±", r"$\pm$").replace(">", "$>$").replace("<", "$<$")
