@@ -6,16 +6,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.cli.doctor import connected
 from fedray.cli.listing import aligned
-from fedray.cli.settings import load_settings
+from fedray.cli.settings import load_settings, of_section, split
 from fedray.config import Config
-from fedray.config.section import at_home
+from fedray.config.reading import assign
 
 if TYPE_CHECKING:
     from fedray.engine.machines.leftovers import Leftover
+    from fedray.tuning.settings import TuneConfig
 
 DESCRIPTION = """\
 Show what runs keep for their own use on this machine, or on all nodes of a Ray
@@ -24,8 +26,8 @@ uses any more: killed runs leave clients' states, Ray's files, and files that
 were being written. Results and checkpoints are never touched, and a run that
 goes on needs nothing of what is removed.
 
-Folders of runs are looked for in run.output and tune.output, clients' states
-also in engine.spill_dir."""
+Folders of runs are looked for in run.output and tune.output, or, if these are
+URIs, in their working copies; clients' states also in engine.spill_dir."""
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +40,7 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    keys = "run.output, tune.output, engine.spill_dir, engine.address"
+    keys = "run.output, run.working_copy, tune.output, tune.working_copy, engine.spill_dir, engine.address"
     parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=keys)
     parser.add_argument("--cluster", action="store_true", help="on all nodes of the Ray cluster (engine.address)")
     parser.add_argument("--yes", action="store_true", help="remove what nobody uses")
@@ -46,12 +48,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    from fedray.tuning.settings import TuneConfig
-
-    of_tune = [word for word in options.settings if word.startswith("tune.output=")]
-    sweeps = at_home(of_tune[-1].partition("=")[2]) if of_tune else TuneConfig.model_fields["output"].default
-    config = load_settings([word for word in options.settings if word not in of_tune])
-    found, silent = _leftovers(config, sweeps, options.cluster, options.yes)
+    files, overrides = split(options.settings)
+    of_tune = of_section(overrides, "tune")
+    config = load_settings([*files, *(text for text in overrides if text not in of_tune)])
+    places = [config.run.place, _tune(of_tune).place]
+    found, silent = _leftovers(config, places, options.cluster, options.yes)
     for line in (*table_of(found), *(f"{host} says nothing: {reason}" for host, reason in silent.items())):
         print(line)
     left = [each for each in found if each.used is False and not each.removed]
@@ -65,11 +66,22 @@ def _clean(options: argparse.Namespace) -> int:
     return 1 if silent or (options.yes and left) else 0
 
 
-def _leftovers(config: Config, sweeps: str, cluster: bool, remove: bool) -> tuple[list[Leftover], dict[str, str]]:
+def _tune(overrides: Sequence[str]) -> TuneConfig:
+    """Returns the settings of a sweep that has been given ``overrides`` of ``tune.*``."""
+    from fedray.tuning.settings import read_tune, section
+
+    values: dict[str, Any] = {}
+    for override in overrides:
+        assign(values, override)
+    return read_tune(None, section(values, "tune", ""), "")
+
+
+def _leftovers(
+    config: Config, places: Sequence[Path], cluster: bool, remove: bool
+) -> tuple[list[Leftover], dict[str, str]]:
     from fedray.engine.machines.leftovers import find_leftovers
 
-    outputs = [place for place in (config.run.output, sweeps) if "://" not in place]
-    here = find_leftovers(outputs, config.engine.spill_dir, remove)
+    here = find_leftovers(places, config.engine.spill_dir, remove)
     if not cluster:
         return here, {}
     with connected(config, print):

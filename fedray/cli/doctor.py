@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.cli.listing import aligned
-from fedray.cli.settings import add_settings, load_settings
+from fedray.cli.settings import add_settings, load_settings, of_section, split
 from fedray.config import Config
 from fedray.errors import UserError
 
@@ -48,14 +48,13 @@ def add_parser(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     config = load_settings(options.settings)
     if options.cluster:
-        asks_for_data = any(word.startswith("data.") or "=" not in word for word in options.settings)
-        nodes, clocks, found = _of_cluster(config, asks_for_data)
+        files, overrides = split(options.settings)
+        nodes, clocks, found = _of_cluster(config, asks_for_data=bool(files or of_section(overrides, "data")))
     else:
         from fedray.engine.machines.facts import gather
         from fedray.engine.machines.findings import findings
 
-        runs = {} if "://" in config.run.output else {"runs": config.run.output}
-        nodes, clocks = [gather({**_folders(config), **runs})], {}
+        nodes, clocks = [gather({**_folders(config), "runs": str(config.run.place)})], {}
         found = findings(nodes)
     for line in (*table_of(nodes, clocks), *_software(nodes), "", *_of_findings(found)):
         print(line)

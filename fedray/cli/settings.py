@@ -45,6 +45,12 @@ def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, [text for text in settings if text not in files]
 
 
+def of_section(overrides: Sequence[str], section: str) -> list[str]:
+    """Returns those of ``overrides`` that set a ``section`` of the configuration or a key in it, such as
+    ``data={source: mnist}`` and ``data.source=mnist`` for the section ``data``."""
+    return [text for text in overrides if text.partition("=")[0].partition(".")[0].strip() == section]
+
+
 def load_settings(settings: Sequence[str]) -> Config:
     """Returns the configuration that the words of a command line describe: one config file at most, and overrides such
     as ``train.lr=0.1``. Raises :class:`UserError` for a second file, or a wrong key or value."""

@@ -39,8 +39,13 @@ _of_cluster: dict[str, str] = {}
 def user_import_path() -> list[str]:
     """Returns the entries of ``sys.path`` at which this process finds the user's modules, so that other processes can
     look there, too."""
-    libraries = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
-    return [entry for entry in sys.path if entry and not os.path.join(entry, "").startswith(libraries)]
+    return [entry for entry in sys.path if entry and not _is_of_libraries(entry)]
+
+
+def _is_of_libraries(folder: str) -> bool:
+    """Returns whether ``folder`` belongs to this Python or its environment, which other processes have, too."""
+    prefixes = (os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
+    return os.path.join(folder, "").startswith(tuple(prefixes))
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:
@@ -56,11 +61,12 @@ def environment(threads: int, portable: bool) -> dict[str, str]:
         "first": first,
         "last": [entry for entry in entries if entry not in first],
     }
-    # the folder of a checkout that is not installed
+    # of a checkout, installed or not: Ray's processes look first in the working directory, where they would take a
+    # folder `fedray`, such as the checkout itself, for the package
     home = str(Path(__file__).parents[2])
     return {
         **ALLOCATOR,
-        "PYTHONPATH": home if home in map(os.path.abspath, entries) else "",
+        "PYTHONPATH": "" if _is_of_libraries(home) else home,
         PROCESS: json.dumps(process),
     }
 

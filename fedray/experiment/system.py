@@ -17,6 +17,7 @@ from fedray.algorithms import Algorithm
 from fedray.config import Config
 from fedray.config.sampling import SamplingConfig
 from fedray.config.system import SystemConfig
+from fedray.core.rounding import whole_units_up
 from fedray.core.upload import UploadStep
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
@@ -60,7 +61,7 @@ def system_stage(
         return SystemStage(settings={}, draws=cohort, digests={})
     if system.mode == "buffered":
         _check_buffered(config, training.algorithm, data.active)
-    draws = math.ceil(cohort * system.over_select - 1e-9)
+    draws = whole_units_up(cohort * system.over_select)
     if draws > data.active:
         raise UserError(
             f"system.over_select={system.over_select:g} draws {draws} clients for a cohort of {cohort}, and only "

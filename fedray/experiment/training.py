@@ -5,7 +5,6 @@ It decides ``run.rounds``, ``train.*``, and the hyper-parameters ``algorithm.*``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from fedray.config import Config
 from fedray.config.sampling import SamplingConfig
 from fedray.core.augmentation import Augmentation, crop_flip
 from fedray.core.local_training import LocalTraining
-from fedray.core.rounding import whole_units
+from fedray.core.rounding import whole_units, whole_units_up
 from fedray.core.transform import SeededTransform
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
@@ -134,7 +133,7 @@ def _check_candidates(config: Config, cohort: int, active: int, algorithm: Algor
         )
     if sampling.candidates is None:
         return
-    least = math.ceil(cohort * system.over_select - 1e-9)
+    least = whole_units_up(cohort * system.over_select)
     if not least <= sampling.candidates <= active:
         raise UserError(
             f"train.sampling: candidates={sampling.candidates} must be at least {least}, the clients that are chosen, "

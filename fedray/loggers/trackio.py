@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from fedray.loggers.logger import Begun, Ended, Logger, Shown, name_of, numbers_of, settings_of
@@ -10,9 +11,11 @@ from fedray.loggers.logger import Begun, Ended, Logger, Shown, name_of, numbers_
 class Trackio(Logger):
     """Shows a run in trackio, which keeps it on this machine unless it is told otherwise.
 
+    A run is called as its folder, with eight random digits at the end, because trackio tells runs apart by their names.
+
     Args:
         project: The name of the project.
-        options: Further arguments of ``trackio.init``, such as ``space_id``.
+        options: Further arguments of ``trackio.init``, such as ``space_id``, or another ``name``.
     """
 
     package, extra = "trackio", "trackio"
@@ -25,12 +28,13 @@ class Trackio(Logger):
         trackio = self.library()
         if self._run is not None:
             return
-        # trackio finds a run again by its name
+        # trackio finds a run again by its name, and takes the last one that has it
         known = self.known(run.folder)
-        name = known or name_of(run)
+        name = known or f"{self.options.get('name', name_of(run))}-{uuid.uuid4().hex[:8]}"
         self._run = trackio.init(**{
-            "project": self.project, "name": name, "group": run.config.run.group, "config": settings_of(run),
-            "resume": "must" if known else "never", "embed": False, "auto_log_gpu": False, **self.options,
+            "project": self.project, "group": run.config.run.group, "config": settings_of(run), "embed": False,
+            # what has ended before its first round is not there
+            "resume": "allow" if known else "never", "auto_log_gpu": False, **self.options, "name": name,
         })  # fmt: skip
         self.remember(run.folder, self._run.name)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedray.errors import UserError
 from fedray.results.comparison import ComparisonTables
@@ -15,7 +16,7 @@ from fedray.results.number_pictures import number_figures
 from fedray.results.output_folder import Output
 from fedray.results.panel import BAND
 from fedray.results.pictures import curves_figure, environment_figures, figures_of
-from fedray.results.style import save, styled
+from fedray.results.style import paths_of_picture, save, styled
 from fedray.results.tables import Table, latex, markdown, plain_markdown, tables_of
 from fedray.util.files import write_whole
 
@@ -57,44 +58,66 @@ def write(comparison: ComparisonTables, folder: Path, style: str = "page") -> li
     """Writes a comparison into ``folder``, and returns the paths of the files.
 
     They are the tables (comparison.csv, .md and .tex, targets.csv), curves.png and .svg, the page report.html, and
-    comparison.json, which records what was compared. ``style`` is the style of the curves; with "paper" there are also
-    curves.pdf and, for each further picture, figure-1.pdf and so on. Raises :class:`UserError` if the folder can't be
-    written to, or holds something else than this comparison.
+    comparison.json, which records what was compared and names the files. ``style`` is the style of the curves; with
+    "paper" there are also curves.pdf and, for each further picture, figure-1.pdf and so on. Files of an older result in
+    the folder that are not written again are removed. Raises :class:`UserError` if the folder can't be written to, or
+    holds something else than this comparison.
     """
     output_of(comparison).check(folder)
-    facts = {
-        "asked": dict(comparison.asked),
-        "runs": [
-            {"folder": str(run.folder), "model_sha256": run.summary.get("model_sha256")} for run in comparison.runs
-        ],
-        "left_out": {str(each.folder): each.reason for each in comparison.left_out},
-    }
+    texts = _texts(comparison)
+    try:
+        with styled(style):
+            figures = {"curves": curves_figure(comparison)}
+            if style == "paper":
+                figures |= {f"figure-{number}": each for number, (_, each) in enumerate(figures_of(comparison), 1)}
+            pictures = [path for name in figures for path in paths_of_picture(folder, name)]
+            paths = [folder / MARK, *(folder / name for name in texts), *pictures, folder / "report.html"]
+            folder.mkdir(parents=True, exist_ok=True)
+            for obsolete in {*_older_files(folder)} - {*paths}:
+                obsolete.unlink(missing_ok=True)
+            write_whole(folder / MARK, json.dumps(_record(comparison, paths), indent=2) + "\n")
+            for name, text in texts.items():
+                write_whole(folder / name, text)
+            for name, figure in figures.items():
+                save(figure, folder, name)
+        write_whole(paths[-1], page_of(comparison).html())
+    except OSError as error:
+        raise UserError(f"can't write {folder}: {error.strerror or error}") from None
+    return paths
+
+
+def _texts(comparison: ComparisonTables) -> dict[str, str]:
+    """Returns the contents of the files with tables, by the names of the files."""
     tables = [
         replace(table, title=": ".join(filter(None, [each.name, table.title])))
         for each in comparison.environments
         for table in tables_of(comparison, each)
     ]
-    texts = {
-        MARK: json.dumps(facts, indent=2) + "\n",
+    return {
         "comparison.csv": comparison.table.to_csv(index=False),
         "comparison.md": "\n".join([*map(_markdown, tables), *_lines_below(comparison)]),
         "comparison.tex": "\n".join(map(latex, tables)),
         "targets.csv": comparison.targets.to_csv(index=False),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_whole(folder / name, text)
-        with styled(style):
-            pictures = save(curves_figure(comparison), folder, "curves")
-            if style == "paper":
-                for number, (_, figure) in enumerate(figures_of(comparison), 1):
-                    pictures += save(figure, folder, f"figure-{number}")
-        page = folder / "report.html"
-        write_whole(page, page_of(comparison).html())
-    except OSError as error:
-        raise UserError(f"can't write {folder}: {error.strerror or error}") from None
-    return [*(folder / name for name in texts), *pictures, page]
+
+
+def _record(comparison: ComparisonTables, paths: Sequence[Path]) -> dict[str, Any]:
+    """Returns the content of comparison.json."""
+    return {
+        "asked": dict(comparison.asked),
+        "runs": [
+            {"folder": str(run.folder), "model_sha256": run.summary.get("model_sha256")} for run in comparison.runs
+        ],
+        "left_out": {str(each.folder): each.reason for each in comparison.left_out},
+        "files": [path.name for path in paths],
+    }
+
+
+def _older_files(folder: Path) -> list[Path]:
+    """Returns the files of the older result in ``folder``, as its comparison.json names them; none if there is none, or
+    one of an older version, which did not name them."""
+    mark = folder / MARK
+    return [folder / Path(name).name for name in json.loads(mark.read_text()).get("files", [])] if mark.exists() else []
 
 
 def lines(comparison: ComparisonTables) -> Iterator[str]:

@@ -237,10 +237,15 @@ def clean_frame(axes: Axes) -> None:
 DOTS_PER_INCH = 150
 
 
+def paths_of_picture(folder: Path, name: str) -> list[Path]:
+    """Returns the paths of the files ``name``.png and so on in ``folder``, in the formats of the style."""
+    return [folder / f"{name}.{kind}" for kind in style().formats]
+
+
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Writes a figure into ``folder`` as files ``name``.png and so on, in the formats of the style, and returns their
     paths."""
-    paths = [folder / f"{name}.{kind}" for kind in style().formats]
+    paths = paths_of_picture(folder, name)
     for path in paths:
         if path.suffix == ".png":
             save_png(figure, path)

@@ -189,7 +189,7 @@ def markdown(table: pd.DataFrame) -> str:
 def plain_markdown(text: str) -> str:
     """Returns ``text`` with backslashes before the characters that Markdown would read as markup, so that a name such
     as ``a_b<script>.py:X`` is shown as it is."""
-    return re.sub(r"[\\`*|<\[\]]|(?<!\w)_|_(?!\w)", lambda found: f"\\{found[0]}", text)
+    return re.sub(r"[\\`*|<&~\[\]]|(?<!\w)_|_(?!\w)", lambda found: f"\\{found[0]}", text)
 
 
 def latex(table: Table) -> str:

@@ -66,9 +66,10 @@ FACTS = (
         "train.local_steps", "train.local_epochs", "train.batch_size",
     ),
     _setting("the batches differ in size", "train.batch_size"),
+    # what was asked for: drop-out, or chance in who takes part, gives rounds of other sizes with each seed
     Fact(
         "the cohorts differ in size",
-        lambda run: int(run.rows["cohort_size"].max()),
+        lambda run: run.settings.get("train.cohort_size"),
         ("train.cohort_size", "train.participation"),
     ),
     _setting("evaluations lie apart by different numbers of rounds (run.eval_every)", "run.eval_every"),

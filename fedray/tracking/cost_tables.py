@@ -147,13 +147,14 @@ def extra_work(work: Work, head: str = "none") -> str:
     """Returns a text for a table that says what a client of an algorithm computes in a round beyond what a client of
     FedAvg computes, such as ``1 full-batch gradient + 1 fwd/bwd per step``. The text is ``-`` if that is nothing.
 
-    ``4 J|w|`` in the text means four operations per parameter in each of the J local steps. ``work`` has the numbers of
-    the additional computations. ``head`` is the name of a head (last layers) that the algorithm adds to the model, or
-    ``none``.
+    ``4 J|w|`` in the text means four operations per parameter in each of the J local steps, and ``10 further steps``
+    are made on mini-batches of their own. ``work`` has the numbers of the additional computations. ``head`` is the name
+    of a head (last layers) that the algorithm adds to the model, or ``none``.
     """
     both = min(work.forwards, work.backwards)
     parts = {
         f"{head} head": head != "none",
+        f"{work.further:g} further step{'s' if work.further > 1 else ''}": work.further,
         f"{work.per_step:g} J|w|": work.per_step,
         f"{work.once:g} |w|": work.once,
         f"{work.full_gradients:g} full-batch gradient{'s' if work.full_gradients > 1 else ''}": work.full_gradients,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedray.config import Auto, Section, Whole, check, expand, flat
+from fedray.config.section import at_home
 from fedray.errors import UserError, near_miss
 from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
@@ -98,6 +99,11 @@ class TuneConfig(Section):
             raise ValueError(f"must be a folder's name, not {name!r}; tune.output is the folder in which it is made")
         return name
 
+    @field_validator("output", "working_copy", mode="before")
+    @classmethod
+    def _find_home(cls, value: Any) -> Any:
+        return at_home(value)
+
     @field_validator("output")
     @classmethod
     def _folder(cls, output: str) -> str:
@@ -114,9 +120,15 @@ class TuneConfig(Section):
     def _check_working_copy(self) -> TuneConfig:
         if self.working_copy is not None and not is_uri(self.output):
             raise ValueError("tune.working_copy is for a tune.output that is a URI, such as s3://bucket/sweeps")
-        if is_folder(self.output, local_folder(self.output, self.working_copy)):
+        if is_folder(self.output, self.place):
             raise ValueError("tune.working_copy must be another folder than tune.output")
         return self
+
+    @property
+    def place(self) -> Path:
+        """The folder on this machine in which the sweep's folder is made: ``tune.output`` itself, or, if that is a URI,
+        the folder of its working copy (``tune.working_copy``, or one in the user's cache)."""
+        return local_folder(self.output, self.working_copy)
 
 
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:

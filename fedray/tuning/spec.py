@@ -27,7 +27,7 @@ from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 from fedray.usercode.importing import short_name
 from fedray.util.arguments import override_texts, place_of
-from fedray.util.uris import above, below, is_uri, local_folder
+from fedray.util.uris import above, below, is_uri
 
 PACKAGE = Path(__file__).parent.parent
 SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (each / "tune_spaces").is_dir())
@@ -105,7 +105,7 @@ class SweepSpec:
     def folder(self) -> Path:
         """The absolute path of the sweep's folder on this machine. If ``tune.output`` is a URI, the sweep works in this
         folder, and its results are sent to the URI."""
-        return local_folder(self.tune.output, self.tune.working_copy).absolute() / self.name
+        return self.tune.place.absolute() / self.name
 
     @property
     def uri(self) -> str | None:

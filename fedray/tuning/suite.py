@@ -48,7 +48,7 @@ from fedray.tuning.spec import (
 from fedray.tuning.view import View
 from fedray.util.arguments import override_texts
 from fedray.util.files import write_whole
-from fedray.util.uris import below, is_uri, local_folder
+from fedray.util.uris import below, is_uri
 
 if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
@@ -86,7 +86,7 @@ class Suite:
     def folder(self) -> Path:
         """The absolute path of the suite's folder on this machine, which has the folders of its sweeps."""
         tune = self.specs[0].tune
-        return local_folder(tune.output, tune.working_copy).absolute() / self.name
+        return tune.place.absolute() / self.name
 
     @property
     def uri(self) -> str | None:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedray.core.rounding import whole_units_up
 from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
 from fedray.uploads.compression import Compression
 
@@ -14,7 +15,7 @@ from fedray.uploads.compression import Compression
 def count_of(k: float, numbers: int) -> int:
     """Returns how many of so many ``numbers`` a step keeps: ``k`` of them, or for k below 1 that fraction of them,
     rounded up."""
-    return min(numbers, int(k) if k >= 1 else math.ceil(k * numbers))
+    return min(numbers, int(k) if k >= 1 else whole_units_up(k * numbers))
 
 
 def check_k(k: float) -> None:

@@ -21,6 +21,10 @@ OPTIONS = {
 """The kinds of storage by the scheme of their URIs, each with the options that may follow a ``?``."""
 
 
+WORKING = "working"
+"""The folder in the user's cache in which runs and sweeps at URIs work."""
+
+
 def is_uri(output: str) -> bool:
     """Returns whether ``output``, the place of results, is a URI such as ``s3://bucket/runs`` and not a folder of this
     machine. ``s3:/bucket/runs`` counts as one too, a wrong one."""
@@ -77,7 +81,7 @@ def local_folder(output: str, working_copy: str | None = None) -> Path:
     it is a URI. For a URI it is ``working_copy``, or a folder in the user's cache if ``working_copy`` is None."""
     if not is_uri(output):
         return Path(output)
-    return Path(working_copy) if working_copy else cache_folder() / "working" / cache_name(output)
+    return Path(working_copy) if working_copy else cache_folder() / WORKING / cache_name(output)
 
 
 def is_folder(uri: str, folder: Path) -> bool:

@@ -31,6 +31,16 @@ def test_processes_of_a_cluster_that_is_there_are_given_them(threads: int, porta
     }  # fmt: skip
 
 
+def test_processes_find_a_checkout_that_a_folder_of_its_name_would_hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed with `pip install -e`, it is in no path, and Ray's processes look in the working directory first."""
+    checkout = str(Path(__file__).parents[2])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if os.path.abspath(entry) != checkout])
+    assert environment.environment(1, False)["PYTHONPATH"] == checkout
+    # in an environment, which all have
+    monkeypatch.setattr(environment, "__file__", f"{sys.prefix}/lib/python3/site-packages/fedray/engine/x.py")
+    assert environment.environment(1, False)["PYTHONPATH"] == ""
+
+
 @pytest.mark.usefixtures("no_cluster")
 def test_a_cluster_that_has_them_needs_none_unless_something_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(os.environ)

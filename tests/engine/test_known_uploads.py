@@ -14,6 +14,7 @@ from fedray.core.upload import UploadRows
 from fedray.testing import UploadContract
 from fedray.testing.contracts import assert_same
 from fedray.uploads import STEPS
+from fedray.uploads.topk import count_of
 from fedray.usercode.extensions import make
 
 D = 40
@@ -172,6 +173,20 @@ def test_bytes(name, tmp_path):
 )  # fmt: skip
 def test_bytes_by_hand(entry, numbers, bytes):
     assert make(entry, "train.upload", STEPS).wire_bytes(numbers, 4.0 * numbers) == bytes
+
+
+@pytest.mark.parametrize(
+    ("k", "numbers", "count"),
+    [
+        # as floats 7.000000000000001, 55.00000000000001, 14000000.000000002
+        (0.07, 100, 7), (0.55, 100, 55), (0.07, 200_000_000, 14_000_000), (0.071, 100, 8), (1e-12, 5, 1), (3, 2, 2),
+    ],
+)  # fmt: skip
+def test_a_fraction_is_rounded_up_as_it_is_written(k, numbers, count):
+    assert count_of(k, numbers) == count
+    for entry in ({"topk": k}, {"randk": k}):
+        sent = make(entry, "train.upload", STEPS).wire_bytes(numbers, 4.0 * numbers)
+        assert sent == (4 * count + 8 if "randk" in entry else count * (4 + math.ceil(math.log2(max(numbers, 2)) / 8)))
 
 
 def test_noise_after_compression_is_sent_whole(tmp_path):

@@ -130,28 +130,46 @@ def test_states(places: Path, write: Any) -> None:
 
 def test_unfinished_files(places: Path) -> None:
     mine = [".notes.2024", ".exp.1/config.yaml", ".exp.1/summary.json", "y/.todo.1", "x/.results.1/a", "x/metrics.csv"]
+    mine += ["x/.results.2023", "x/notes/.results.2023", "x/notes/.a.csv.2023"]
+    # a project with a configuration of its own
+    mine += ["config.yaml", "metrics.csv", ".todo.txt.2023", "notes/.results.2023", "notes/.a.csv.2023"]
     for name in (
         "runs/x/.metrics.csv.123", "runs/x/checkpoints/.round-00000001.123/a", "runs/x/config.yaml",
-        *(f"runs/{each}" for each in mine),
+        "runs/x/inputs.json", "runs/x/checkpoints/shared/.client-0-1-0.123", *(f"runs/{each}" for each in mine),
     ):  # fmt: skip
         path = places / "w" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert {name: each.used for name, each in found().items()} == {
-        ".metrics.csv.123": True,
-        ".round-00000001.123": True,
-    }
+    unfinished = {".metrics.csv.123", ".round-00000001.123", ".client-0-1-0.123"}
+    assert {name: each.used for name, each in found().items()} == dict.fromkeys(unfinished, True)
     past = time.time() - UNFINISHED_SECONDS - 60
     for path in (places / "w/runs").rglob("*"):
         os.utime(path, (past, past))
-    assert {name: each.removed for name, each in found(remove=True).items()} == {
-        ".metrics.csv.123": True, ".round-00000001.123": True,
-    }  # fmt: skip
+    assert {name: each.removed for name, each in found(remove=True).items()} == dict.fromkeys(unfinished, True)
     assert sorted(path.name for path in (places / "w/runs/x").iterdir() if path.is_file()) == [
-        "config.yaml", "metrics.csv",
+        ".results.2023", "config.yaml", "inputs.json", "metrics.csv",
     ]  # fmt: skip
     # what has such a name, but is the user's, or a run that is called so
     assert all((places / "w/runs" / each).exists() for each in mine)
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["run.output=s3://bucket/runs"], "cache/fedray/working/s3/bucket/runs"),
+        (["run.output=s3://bucket/runs", "run.working_copy=copy"], "w/copy"),
+        (["tune.output=s3://bucket/sweeps"], "cache/fedray/working/s3/bucket/sweeps"),
+        (["tune={output: 's3://bucket/sweeps', working_copy: copy}"], "w/copy"),
+        (["tune={output: mine}"], "w/mine"),
+    ],
+)
+def test_working_copies(places: Path, capsys: pytest.CaptureFixture[str], words: list[str], folder: str) -> None:
+    left = places / folder / "x" / ".metrics.csv.123"
+    left.parent.mkdir(parents=True)
+    for path in (left, left.with_name("config.yaml"), left.with_name("inputs.json")):
+        path.touch()
+    assert main(["clean", *words]) == 0
+    assert str(left) in capsys.readouterr().out
 
 
 def test_ray_files(places: Path) -> None:
@@ -223,4 +241,6 @@ def test_what_the_command_says(places: Path, write: Any, capsys: pytest.CaptureF
     assert main(["clean", spill, "--yes"]) == 0
     assert "removed" in capsys.readouterr().out
     assert not (places / "spilt" / DEAD).exists()
+    assert main(["clean", "tune={outputs: x}"]) == 2
+    assert "tune.outputs" in capsys.readouterr().err
     assert (places / "temporary" / LIVING).exists()

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import ray
 
+from fedray.cli import doctor
 from fedray.cli.main import main
 from fedray.engine.machines import facts, ports
 from fedray.engine.machines.cluster import clocks_of_cluster, facts_of_cluster
 from fedray.engine.machines.facts import Facts, gather, store_size
-from fedray.engine.machines.findings import findings
+from fedray.engine.machines.findings import Finding, findings
 
 GB = 10**9
 
@@ -267,3 +268,35 @@ def test_a_cluster(ray_cluster: None, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_cluster_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--cluster", "engine.address=local"]) == 2
     assert "belongs to no Ray cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ([], False), (["data.source=sample"], True), (["data={source: sample}"], True), (["my.yaml"], True),
+        (["train.lr=0.1", "run.output=data.d"], False),
+    ],
+)  # fmt: skip
+def test_data_are_compared_between_nodes_if_they_are_named(
+    words: list[str], asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("data: {source: sample}")
+    asked: list[bool] = []
+
+    def examine(config: object, asks_for_data: bool) -> tuple[list[Facts], dict[str, float], list[Finding]]:
+        asked.append(asks_for_data)
+        return [sound()], {}, []
+
+    monkeypatch.setattr(doctor, "_of_cluster", examine)
+    assert main(["doctor", "--cluster", *words]) == 0
+    assert asked == [asks]
+
+
+def test_the_folder_of_runs_at_a_uri_is_that_of_their_working_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: dict[str, str] = {}
+    monkeypatch.setattr(facts, "gather", lambda found: folders.update(found) or sound())
+    assert main(["doctor", "run.output=s3://bucket/runs", f"run.working_copy={tmp_path}/copy"]) == 0
+    assert folders["runs"] == f"{tmp_path}/copy"

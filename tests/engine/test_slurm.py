@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -130,6 +131,49 @@ def test_a_job_that_is_queued_again_gives_the_same_bits(hosts: Hosts) -> None:
     for host in (1, 2):
         assert not hosts.ray_processes(host)
     assert not {*Path("/tmp").glob("fedray-??????")} - before
+
+
+AS_IF_INSTALLED = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import spec_from_file_location
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        return spec_from_file_location(name, "{root}/fedray/__init__.py") if name == "fedray" else None
+
+sys.meta_path.insert(sys.meta_path.index(PathFinder) + 1, Finder)
+"""
+"""What `pip install -e .` does: the package is found where Python's path has nothing of its name, not even a folder."""
+
+COMMANDS = {
+    "srun": "cd $RAY_TMPDIR && mkdir ray && echo x > ray/ray_current_cluster && sleep 1.5; rm -r $RAY_TMPDIR",
+    "scontrol": "echo here", "scancel": "true",
+}  # fmt: skip
+
+
+def test_a_job_beside_the_checkout_runs_the_package(tmp_path: Path) -> None:
+    """As the README says: the checkout is ~/fedray, and the job is submitted from ~. Here without Slurm and Ray."""
+    (tmp_path / "fedray/cluster").mkdir(parents=True)
+    (tmp_path / "fedray-venv").symlink_to(sys.prefix)
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed/sitecustomize.py").write_text(AS_IF_INSTALLED.format(root=ROOT))
+    (tmp_path / "ray.py").write_text("def init(**_): pass\ndef nodes(): return [{'Alive': True}]\n")
+    (tmp_path / "commands").mkdir()
+    for name, what in COMMANDS.items():
+        (tmp_path / "commands" / name).write_text(f"#!/bin/sh\n{what}\n")
+        (tmp_path / "commands" / name).chmod(0o755)
+    changes = {
+        "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path / "installed"),
+        "PATH": f"{tmp_path}/commands:{os.environ['PATH']}", "SLURM_NNODES": "1", "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "here", "SLURMD_NODENAME": "here",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", ROOT / "cluster/slurm.sbatch", "train.lr=fast"],
+        cwd=tmp_path, env=os.environ | changes, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stdout + done.stderr
+    assert done.stderr.startswith("fedray: train.lr")
 
 
 def test_the_script_is_bash() -> None:

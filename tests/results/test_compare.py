@@ -21,12 +21,13 @@ import fedray
 from fedray.cli.main import main
 from fedray.results.clients import distribution, last_scores
 from fedray.results.comparison_files import page_of, write
-from fedray.results.grouping import name_of_values
+from fedray.results.grouping import NO_PART_OF_A_RESULT, name_of_values
 from fedray.results.measure import Measure
 from fedray.results.pictures import curves_figure
 from fedray.results.statistics import with_interval
 from fedray.results.style import lines_for, style, styled
 from fedray.results.tables import digits_of, in_units, markdown, tables_of
+from fedray.tracking.folder import KEYS_THAT_MAY_DIFFER
 
 
 def test_groups_are_what_differs_beside_the_seeds(runs):
@@ -39,6 +40,14 @@ def test_groups_are_what_differs_beside_the_seeds(runs):
     assert {group.label for each in by_alpha.environments for group in each.groups} == {"alpha=0.1", "alpha=5"}
     # mu follows from the algorithm
     assert "algorithm.mu" not in found.table
+
+
+def test_what_changes_no_result_divides_no_group(runs):
+    for folder in runs.glob("*-1"):
+        change(folder / "config.yaml", run__callbacks=["mine.py:Log"], run__loggers=["trackio"])
+    assert fedray.compare(runs).table["runs"].tolist() == [3, 3, 3, 3]
+    # a run may go on with more rounds, and with other weights behind the same path only
+    assert {*KEYS_THAT_MAY_DIFFER} - {*NO_PART_OF_A_RESULT} == {"run.rounds", "model.weights"}
 
 
 def test_what_was_reached_is_what_the_runs_wrote(runs):
@@ -194,49 +203,6 @@ def test_diverged_runs_are_counted_and_in_no_mean(runs):
     assert math.isinf(took["rounds_to"])
 
 
-def test_the_files(runs, tmp_path, capsys):
-    output = tmp_path / "out"
-    command = ["compare", str(runs), "--output", str(output), "--target", "0.3"]
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert "alpha=0.1" in out
-    assert "what it took to reach 30.00 %" in out
-    names = {path.name for path in output.iterdir()}
-    tables = {"comparison.csv", "targets.csv", "comparison.md", "comparison.tex"}
-    assert names == {"comparison.json", "curves.png", "curves.svg", "report.html", *tables}
-    assert len(pd.read_csv(output / "comparison.csv")) == 4
-    tex = (output / "comparison.tex").read_text()
-    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 8
-    assert re.search(r"(?<!\\)%", tex) is None
-    assert "±" not in tex
-    page = Page((output / "report.html").read_text())
-    page.check()
-    assert len(page.all("table")) == 8
-    # the accuracy, two losses and the distribution over clients of each environment; over alpha the accuracy, the
-    # rounds to the target, and the seconds
-    assert len(page.all("img")) == 11
-    # the baseline's paired difference is told in the page as in the command's table
-    assert "difference to fedavg, points" in page.text
-    # the same comparison again replaces its files; another one does not
-    before = (output / "report.html").read_bytes()
-    assert main(command) == 0
-    assert (output / "report.html").read_bytes() == before
-    capsys.readouterr()
-    assert main([*command, "--by", "data.partition.alpha"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "holds something else than this comparison" in said.err
-    assert (output / "report.html").read_bytes() == before
-
-
-def test_no_folder_is_named_and_none_is_overwritten(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for x in ("rounds", "flops", "rounds"):
-        assert main(["compare", "runs", "--x", x]) == 0
-    assert "into comparison-2" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.glob("comparison*")) == ["comparison", "comparison-2"]
-
-
 def test_targets_are_those_that_all_runs_have(runs):
     """``run.targets`` of the runs themselves, unless others are asked for."""
     for path in runs.glob("*-5.0-*/config.yaml"):
@@ -329,10 +295,10 @@ def test_files_of_the_same_name_are_other_environments(runs):
 
 
 def test_markdown_and_numbers_are_as_they_were_written():
-    table = pd.DataFrame({"": ["a_b<script>.py:X", "_x_ `*|[y]"], "n": [1.0, 2.0]})
+    table = pd.DataFrame({"": ["a_b<script>.py:X", "_x_ `*|[y] ~~z~~ &lt;"], "n": [1.0, 2.0]})
     text = markdown(table)
     assert r"a_b\<script>.py:X" in text
-    assert r"\_x\_ \`\*\|\[y\]" in text
+    assert r"\_x\_ \`\*\|\[y\] \~\~z\~\~ \&lt;" in text
     assert [in_units(value) for value in (12345.0, 0.01234567, 999.94)] == ["12,345", "0.01235", "999.9"]
     assert name_of_values({"train.lr": 0.0123456789}) != name_of_values({"train.lr": 0.0123456788})
     assert name_of_values({"train.lr": 0.1}) == "lr=0.1"

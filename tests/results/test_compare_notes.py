@@ -40,6 +40,17 @@ def test_what_makes_groups_unequal_is_told(runs):
     ]
 
 
+def test_cohorts_are_compared_as_they_were_asked_for(runs):
+    """Where each client takes part by chance, the largest of a run differs between seeds."""
+    metrics = pd.read_csv(runs / "fedavg-0.1-0/metrics.csv")
+    write_metrics(runs / "fedavg-0.1-0", metrics.assign(cohort_size=metrics.cohort_size + 1))
+    for seed in range(3):
+        change(runs / f"fedprox-5.0-{seed}/config.yaml", train__cohort_size=2)
+    random, other = fedray.compare(runs, targets=[0.1]).environments
+    assert random.notes == []
+    assert other.notes == ["the cohorts differ in size: 4 in fedavg; 2 in fedprox"]
+
+
 def test_runs_without_the_axis(runs):
     """A group without virtual seconds was missing in the picture without a word."""
     for path in runs.glob("fedprox-*/metrics.csv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, cumulative, ru
 
 from fedray.algorithms import Algorithm, Carry, Result, Traffic, Upload, Work, known_algorithms
 from fedray.cli.main import main
+from fedray.tracking.cost_tables import extra_work
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -156,12 +158,18 @@ def test_costs_of_a_run(tmp_path):
         assert CLIENTS * int(row["bytes down"]) == metrics["bytes_down"][0]
         assert CLIENTS * int(row["bytes up"]) == metrics["bytes_up"][0]
         assert row["extra"] == words
+    assert table["fedrep"]["extra"] == "10 further steps"
     row = table["fedavg"]
     assert (row["parameters"], row["models down"], row["vectors down"], row["extra %"]) == (str(PLAIN), "1", "0", "0.0")
     assert float(row["GFLOPs"]) * 1e9 == pytest.approx(SGD / 3)
     assert float(table["mime"]["extra %"]) == pytest.approx(100 * (1 + sum(SIZES) / TRAINED))
     assert (table["mime"]["overhead"], table["moon"]["parameters"]) == ("2.5", str(HEADED))
     assert float(table["pfedmo"]["server GFLOPs"]) * 1e9 == pytest.approx(REPRESENTATION)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Work)])
+def test_all_work_is_told(field):
+    assert extra_work(Work(**{field: 2})).startswith("2 ")
 
 
 class Sloppy(Algorithm):

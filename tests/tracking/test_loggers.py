@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from small_runs import run
 from sweeps_on_ray import go
 
 from fedray import UserError, simulate, simulate_many
+from fedray.config import load
 from fedray.experiment.custom import CustomObjects
 from fedray.loggers import prepare
+from fedray.loggers.trackio import Trackio
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tuning.trial import Assignment, Line, run_trial
 
@@ -83,8 +86,36 @@ def test_trackio_has_the_rounds(tmp_path):
     result = logged(tmp_path, {"name": "trackio", "project": "mine"})
     from trackio.sqlite_storage import SQLiteStorage
 
-    found = {point["step"]: point["train_loss"] for point in SQLiteStorage.get_logs("mine", result.folder.name)}
+    name = json.loads((result.folder / "loggers.json").read_text())["trackio"]
+    assert re.fullmatch(rf"{result.folder.name}-[0-9a-f]{{8}}", name)
+    found = {point["step"]: point["train_loss"] for point in SQLiteStorage.get_logs("mine", name)}
     assert found == dict(result.metrics[["round", "train_loss"]].itertuples(index=False, name=None))
+
+
+def shown_in_trackio(folder: Path, *rounds: int, **options: Any) -> None:
+    """Shows so many ``rounds`` of the run in ``folder`` in trackio, in a process that begins there and then ends."""
+    logger = Trackio("resumed", **options)
+    logger.start(SimpleNamespace(folder=folder, config=load({"run.group": None})))
+    for number in rounds:
+        logger.round(SimpleNamespace(round=number, metrics={"train_loss": 1.0}))
+    logger.failed()
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "called"}])
+def test_trackio_goes_on_with_the_run_of_a_folder(tmp_path, options):
+    """One that ended before its first round, and one between whose parts another of the same name was run."""
+    folders = [tmp_path / place / "fedavg-sample" for place in "ab"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    shown_in_trackio(folders[0], **options)
+    shown_in_trackio(folders[0], 1, 2, **options)
+    shown_in_trackio(folders[1], 1, **options)
+    shown_in_trackio(folders[0], 3, **options)
+    from trackio.sqlite_storage import SQLiteStorage
+
+    names = [json.loads((folder / "loggers.json").read_text())["trackio"] for folder in folders]
+    steps = [sorted(point["step"] for point in SQLiteStorage.get_logs("resumed", name)) for name in names]
+    assert steps == [[1, 2, 3], [1]]
 
 
 def test_wandb_has_a_folder_of_its_own_in_the_run_folder(tmp_path):

@@ -17,6 +17,7 @@ from fedray.engine.ray.local_cluster import OTHER, SHORT_PLACES, private_folder,
 from fedray.engine.state.states import FOLDER_PREFIX, OF_SERVER
 from fedray.util.cache import cache_folder
 from fedray.util.folder_use import FolderUse, in_use, owner_of
+from fedray.util.uris import WORKING
 
 UNFINISHED_SECONDS = 24 * 3600.0
 """For how long nobody must have written to an unfinished file until it counts as left behind. Its writer may be on
@@ -27,13 +28,20 @@ QUIET_SECONDS = 60.0
 container that shares the disk."""
 
 UNFINISHED = re.compile(r"\..+\.\d+")
-"""The names of files that are being written, as fedray gives them in run folders: ``.NAME.PROCESS``."""
+"""The names of files that are being written, as fedray gives them in folders that it has made: ``.NAME.PROCESS``."""
+
+UNFINISHED_RECORD = re.compile(r"\..+\.[a-z]+\.\d+")
+"""The names of such files in the folder of a run, sweep or suite itself, where each NAME has an ending."""
 
 UNFINISHED_CHECKPOINT = re.compile(r"\.round-\d{8}\.\d+")
 """The names of checkpoints that are being written. No other folder has such a name."""
 
-OF_RESULTS = {"config.yaml", "sweep.yaml", "suite.yaml"}
-"""Files by which folders of runs, sweeps and suites are known. In other folders such names may be the user's."""
+OF_RESULTS = ({"config.yaml", "inputs.json"}, {"sweep.yaml", "trials"}, {"suite.yaml", "suite.csv"})
+"""What the folders of runs, sweeps and suites have in them, by which they are known. One of a pair alone may be the
+user's."""
+
+OF_RUNS = re.compile(r"checkpoints|shared|round-\d{8}|local|personal|.+\.parquet")
+"""The names of folders that runs make in their folders. Others there are the user's."""
 
 SCRATCH = "fedray-tune-"
 """The beginning of the names of a sweep's folders for temporary files; eight characters follow."""
@@ -65,15 +73,17 @@ class Leftover:
     removed: bool = False
 
 
-def find_leftovers(outputs: Sequence[str], spill_dir: str | None, remove: bool = False) -> list[Leftover]:
+def find_leftovers(outputs: Sequence[str | Path], spill_dir: str | None, remove: bool = False) -> list[Leftover]:
     """Returns the files and folders that runs have made for their own use on this machine, of ended and of living runs.
 
-    ``outputs`` are the paths of folders below which run folders are looked for. ``spill_dir`` is the folder of the
+    ``outputs`` are the paths of folders below which run folders are looked for, besides the working copies of runs at
+    URIs in the user's cache. ``spill_dir`` is the folder of the
     setting ``engine.spill_dir``, where clients' states are looked for too, or None. With ``remove`` everything is
     removed that certainly nobody uses any more, and marked as removed in the result.
     """
     commands = _command_lines()
-    found = [*_states(spill_dir), *_in_outputs(outputs), *_of_ray(commands), *_of_sweeps(), *_in_cache()]
+    places = [*outputs, cache_folder() / WORKING]
+    found = [*_states(spill_dir), *_in_outputs(places), *_of_ray(commands), *_of_sweeps(), *_in_cache()]
     unique = {each.path: each for each in found if _is_own(each.path)}
     measured = [_measured(each) for each in unique.values()]
     return [_removed(each) if remove and each.used is False else each for each in measured]
@@ -85,17 +95,19 @@ def _states(spill_dir: str | None) -> Iterator[Leftover]:
             yield Leftover("clients' states", str(path), owner_of(path), in_use(path))
 
 
-def _in_outputs(outputs: Sequence[str]) -> Iterator[Leftover]:
+def _in_outputs(outputs: Sequence[str | Path]) -> Iterator[Leftover]:
     for output in outputs:
         inside: set[str] = set()
         for place, folders, files in os.walk(Path(output).absolute()):
             if OF_SERVER in folders:
                 path = Path(place, OF_SERVER)
                 yield Leftover("clients' states", str(path), owner_of(path) or place, in_use(path))
-            if place in inside or OF_RESULTS & {*files}:
-                inside |= {os.path.join(place, name) for name in folders}
-                left = [name for name in folders if UNFINISHED_CHECKPOINT.fullmatch(name)]
-                for name in (*left, *filter(UNFINISHED.fullmatch, files)):
+            is_of_results = any(names <= {*files, *folders} for names in OF_RESULTS)
+            if is_of_results or place in inside:
+                inside |= {os.path.join(place, name) for name in filter(OF_RUNS.fullmatch, folders)}
+                names = UNFINISHED_RECORD if is_of_results else UNFINISHED
+                left = filter(UNFINISHED_CHECKPOINT.fullmatch, folders)
+                for name in (*left, *filter(names.fullmatch, files)):
                     yield _unfinished(Path(place, name), place)
             folders[:] = [name for name in folders if not name.startswith(".")]
 
