@@ -48,6 +48,17 @@ def test_actors_import_only_what_they_need():
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
 
+def test_no_lock_is_taken_at_forks_from_a_moment_on_while_ray_is_started():
+    """Between the two halves of a fork it would act at the second half only, and release a lock that nobody holds."""
+    code = (
+        "import sys, fedray.engine.ray.start; import os;"
+        "os.register_at_fork = lambda before=None, **_: 'acquire' in str(before) and sys.exit(f'{before} at forks');"
+        "import torch, ray, fedray.api"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_model_that_draws_in_evaluations_leaves_the_global_generator_alone(tmp_path):
     """Evaluations of the same model also give the same numbers."""
     rows = []

@@ -3,6 +3,7 @@ imports neither torch nor Ray."""
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - what it does at a fork must not begin between a fork's two halves
 import os
 import threading
 from collections.abc import Callable
