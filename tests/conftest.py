@@ -15,8 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-# what .ci/nightly asks for, where .ci/run has the same hundred examples every time
-hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None)
+# what .ci/nightly asks for, where .ci/run has the same hundred examples every time; in a CI every night would, too
+hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None, derandomize=False)
 
 # without this, a failing assert in these helpers would not show its values
 pytest.register_assert_rewrite("client_stacks", "partition_checks", "reference_runs", "traced_runs")
