@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-# what .ci/nightly asks for, where .ci/run has the same hundred examples every time
-hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None)
+# what .ci/nightly asks for, where .ci/run has the same hundred examples every time; in a CI every night would, too
+hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None, derandomize=False)
 
 # without this, a failing assert in these helpers would not show its values
 pytest.register_assert_rewrite("client_stacks", "partition_checks", "reference_runs", "traced_runs")
@@ -105,6 +106,22 @@ def without_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
 
 
+@pytest.fixture
+def begin() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """Starts processes as ``subprocess.Popen`` does, and ends them, and what they have started, with the test."""
+    from processes import end
+
+    begun: list[subprocess.Popen[Any]] = []
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        begun.append(subprocess.Popen(command, **options))
+        return begun[-1]
+
+    yield popen
+    for process in begun:
+        end(process)
+
+
 def _toy(folder: Path, **changes: Any) -> Any:
     from reference_runs import make_data
     from references_momentum import Logistic
@@ -154,12 +171,12 @@ def ray_cluster() -> Iterator[None]:
 
     from fedray.engine.environment import given_to_cluster
 
-    # at Ray's default, a busy machine would starve the tests
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    # no test uses the processes that Ray would start in advance
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    # as fedray starts one, so that actors start fast
-    with given_to_cluster(1, False):
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # at Ray's default, a busy machine would starve the tests; and none uses processes that are started in advance
+        for name in {"RAY_worker_niceness", "RAY_prestart_worker_first_driver"} - os.environ.keys():
+            patch.setenv(name, "0")
+        # as fedray starts one, so that actors start fast
+        with given_to_cluster(1, False):
+            ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        yield
+        ray.shutdown()

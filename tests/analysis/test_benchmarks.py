@@ -39,7 +39,7 @@ def test_gradients_of_a_stack(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu_stacks.py", "logistic", "--clients", "2", "--cpu", "--no-compile"])
     program.main()
     lines = capsys.readouterr().out.splitlines()[1:3]
-    assert all(line.startswith("logistic") and "same bits True" in line for line in lines)
+    assert [line.startswith("logistic") and "same bits True" in line for line in lines] == [True, True]
 
 
 def test_the_table_of_a_gpu_on_a_cpu(tmp_path, monkeypatch, capsys):

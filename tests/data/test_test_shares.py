@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partition_checks import examples
 
 from fedray.config import DataConfig
 from fedray.data.federated import federate
@@ -28,7 +29,7 @@ def counts(labels):
     return np.bincount(labels, minlength=CLASSES)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(clients=st.integers(2, 60), least=st.integers(1, 30), seed=st.integers(0, 9))
 def test_no_share_is_smaller_than_asked_for(clients, least, seed):
     data = dealt(clients, alpha=1.0, seed=seed)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fedray import UserError
 from fedray.cli.main import main
 from fedray.config import load
 from fedray.engine.ray.cluster import why_waiting
+from fedray.engine.ray.start import RayStart
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
@@ -80,10 +80,11 @@ def test_resume(capsys, monkeypatch):
     before = hashes("runs/run")
     with monkeypatch.context() as patched:
         patched.setattr("ray.init", None)
-        began = time.monotonic()
+        started: list[RayStart] = []
+        patched.setattr(RayStart, "_connected", started.append)
         done("engine.kind=ray")
         done("engine.kind=ray", "run.resume=true")
-        assert time.monotonic() - began < 5
+        assert not started
     assert "is finished already" in capsys.readouterr().out
     line = refused(capsys, "train.lr=0.5", "train.momentum=0.5")
     assert "holds another run (train.lr, train.momentum differ): use run.resume=false" in line
@@ -235,7 +236,7 @@ def test_why_an_actor_has_to_wait(ray_cluster):
     experiment = resolve(load(keys), CustomObjects(source=small_source()))[0]
 
     def becomes(expected):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while (found := [why_waiting(experiment, actors) for actors in (1, 2)]) != expected:
             assert time.monotonic() < deadline, found
             time.sleep(0.05)
@@ -263,45 +264,69 @@ def test_no_gpu():
 
 
 def test_no_cluster():
-    """A run does not wait where nobody listens."""
-    began = time.monotonic()
+    """A run does not wait where nobody listens, as it does for a cluster that is busy (engine.start_timeout=120)."""
     ended = subprocess.run(
         command("engine.kind=ray", "engine.address=127.0.0.1:1"), capture_output=True, text=True, timeout=100
     )
     assert ended.returncode == 2
     assert re.fullmatch("fedray: no Ray cluster answers at engine.address=127.0.0.1:1: .*\n", ended.stderr)
-    assert time.monotonic() - began < 30
+
+
+HOLD = """
+import time
+from pathlib import Path
+
+def hold(report):
+    while report.round == 1 and not Path("go").exists():
+        time.sleep(0.01)
+"""
+"""A callback that holds a run in its first round until it may go on."""
+
+LOADED = """
+import sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            print("torch is loaded", flush=True)
+
+sys.meta_path.insert(0, Finder)
+"""
+"""What each Python does at first: it says when torch is imported."""
+
+
+def test_something_is_shown_before_torch_is_loaded(tmp_path):
+    """This takes seconds."""
+    (tmp_path / "sitecustomize.py").write_text(LOADED)
+    path = os.pathsep.join([str(tmp_path), str(PROGRAM.parents[1])])
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+    shown = subprocess.run(command("run.rounds=1"), capture_output=True, text=True, timeout=200, env=environment)
+    assert shown.stdout.splitlines()[:2] == ["fedray: loading ...", "torch is loaded"], shown.stderr
 
 
 LONG = ["run.rounds=30", "run.eval_every=15", "data.clients=4", "run.checkpoint_every=1000", "train.local_steps=40"]
 
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_interrupted(kind, capsys):
+def test_interrupted(kind, capsys, begin):
     """Ctrl-C ends a run after its round; the same command then ends with the bits of an unbroken run."""
     done(*LONG, "run.output=whole")
     engine = [f"engine.kind={kind}", "engine.address=local", "engine.actors=1"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    began = time.monotonic()
-    process = subprocess.Popen(
-        command(*LONG, *engine), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    watchdog = threading.Timer(100, process.kill)
-    watchdog.start()
-    assert process.stdout is not None
-    shown = process.stdout.readline()
-    first = time.monotonic() - began
+    Path("hold.py").write_text(HOLD)
+    held = [*LONG, *engine, "run.callbacks=[hold.py:hold]"]
+    process = begin(command(*held), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    shown = ""
     while "round 1/30" not in shown:
         line = process.stdout.readline()
         assert line, shown
         shown += line
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate()
-    watchdog.cancel()
+    Path("go").touch()
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
     assert errors == ""
     assert shown.startswith("fedray: loading ...")
-    assert first < 3, "nothing was on the screen for too long"
     assert "interrupted after" in output
     assert "to go on, give the same command again" in output
     assert yaml.safe_load(Path("runs/run/summary.json").read_text())["status"] == "interrupted"

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import descendants, environment, gone, kill_all, loaded, wait_for_rounds
+from processes import begun_at, descendants, environment, gone, kill_all, loaded, still_the_same, wait_for_rounds
 from slow_runs import SLOW_ROUNDS, TIMED, slow_rounds
 from small_runs import needs_compiler
 from variants import BESIDE_A_RULE
@@ -107,8 +107,13 @@ def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
     timers: list[threading.Timer] = []
 
     def kill_one() -> None:
-        killed.append(actor_pids(folder)[-1])
-        os.kill(killed[-1], signal.SIGKILL)
+        # one that was killed before may not have been replaced yet
+        deadline = time.monotonic() + 60
+        while not (alive := [pid for pid in actor_pids(folder) if pid not in killed]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(alive[-1], signal.SIGKILL)
+            killed.append(alive[-1])
 
     def callback(report: Report) -> None:
         if report.round in (2, 5, 8):
@@ -127,7 +132,7 @@ def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
     run = simulate(ray_config, data=small_source(), callbacks=[callback])
     for timer in timers:
         timer.join()
-    assert len(set(killed)) == 3
+    assert len(killed) == 3
     assert (folder / "log.txt").read_text().count("a client actor died") >= 2
     return run
 
@@ -137,13 +142,20 @@ def test_a_slow_actor_gets_less_to_do(tmp_path: Path, ray_cluster: None) -> None
     """And the bits are those of actors alike."""
     calls, slow, driver = tmp_path / "calls", tmp_path / "slow", os.getpid()
 
+    def is_ahead() -> bool:
+        """Whether this actor has made more than a third of the other's calls."""
+        made = [pid for pid in (calls.read_text() if calls.exists() else "").split() if pid != str(driver)]
+        mine = made.count(str(os.getpid()))
+        return len(made) - mine < 3 * (mine + 1)
+
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # the first actor to come here is the slow one
+        # the first actor to come here is the slow one; the other may have nothing to do at the end of a round
         if os.getpid() != driver:
             with contextlib.suppress(FileExistsError), slow.open("x") as file:
                 file.write(str(os.getpid()))
-            if slow.read_text() == str(os.getpid()):
-                time.sleep(0.05)
+            end = time.monotonic() + (1 if calls.exists() else 60)
+            while slow.read_text() == str(os.getpid()) and is_ahead() and time.monotonic() < end:
+                time.sleep(0.01)
         with calls.open("a") as file:
             file.write(f"{os.getpid()}\n")
         return F.cross_entropy(logits, targets, reduction="none")
@@ -344,6 +356,7 @@ def goes_on_after_kill_9(config: dict[str, Any], fresh: Any, tmp_path: Path) -> 
         *(pytest.param("ray", *p.values, marks=p.marks) for p in every([])),
     ],
 )
+@pytest.mark.timeout(600)
 def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None:
     """Driver, server and client actors killed alike; the same command then ends with the bits of an unbroken run."""
     local = {**slow_rounds(algorithm), "run.name": "run", "run.output": str(tmp_path / "whole")}
@@ -393,7 +406,7 @@ def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
     """LeNet-5 on MNIST: the local engine's bits from 1, 2, 3 actors, each run killed three times at random moments."""
     settings = {**MNIST, "algorithm.name": algorithm}
     expected = simulate({**settings, "engine.kind": "local", "run.output": str(tmp_path / "local")})
-    moments, orphans = random.Random(algorithm), []
+    moments, orphans = random.Random(algorithm), dict[int, str]()
     for actors in (1, 2, 3):
         folder = tmp_path / str(actors)
         ray = {"engine.kind": "ray", "engine.actors": actors, "engine.cpus_per_actor": 0.5, "engine.address": "local"}
@@ -408,7 +421,7 @@ def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
                 wait_for_rounds(process.poll, metrics, rows)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(moments.uniform(0, 1.5))
-                orphans += descendants(process.pid)
+                orphans |= begun_at(descendants(process.pid))
             finally:
                 process.kill()
                 process.wait()
@@ -416,4 +429,4 @@ def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert_same(expected, type(expected)(folder / "run", expected.module))
-    kill_all(orphans)
+    kill_all(still_the_same(orphans))

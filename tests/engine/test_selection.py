@@ -221,10 +221,14 @@ def test_costs_of_candidates(tmp_path):
     assert made.metrics.bytes_up[0] - plain.metrics.bytes_up[0] == 5 * 4
     assert cached.metrics.bytes_down[0] == plain.metrics.bytes_down[0]
     again = run(tmp_path / "again", **keys, train__sampling=CHOICE | {"candidates": 6})
-    samples = [data.sizes()[candidates_of(1, data, count)].sum() for count in (5, 6)]
-    trained = [each.clients.steps.sum() for each in (made, again)]
-    if trained[0] == trained[1]:
-        assert again.metrics.flops[0] > made.metrics.flops[0] or samples[1] <= samples[0]
+    # what a sample costs that is trained on, and one on which a candidate computes its loss
+    trained = [data.sizes()[each.clients.client].sum() for each in (plain, made, again)]
+    asked = [0, *(data.sizes()[candidates_of(1, data, count)].sum() for count in (5, 6))]
+    flops = [each.metrics.flops[0] for each in (plain, made, again)]
+    gradient = flops[0] / trained[0]
+    forward = (flops[1] - gradient * trained[1]) / asked[1]
+    assert 0 < forward < gradient
+    assert flops[2] == pytest.approx(gradient * trained[2] + forward * asked[2])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the documents show works as printed: their code, their commands' words, their links, and the names of files."""
+"""What the documents show works as printed: their code, their links, and the names of files."""
 
 from __future__ import annotations
 
@@ -14,26 +14,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from documents import ROOT, TEXTS, code_of, indented
 from layers import LAYERS
 from processes import PROGRAM, python
+from shown_commands import fedray_words, shown
 
 import fedray
-from fedray.cli import main as cli
 from fedray.config import documented_keys, load
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import read_sweeps
 from fedray.tuning.suite import read_suite
-
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("docs", "fedray", "tune_spaces", "cluster", "analysis", "tests")
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md")))]
-TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in DOCUMENTS}
-
-
-def code_of(language: str) -> list[str]:
-    """All blocks of code in a language, of all documents."""
-    return [code for text in TEXTS.values() for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
-
 
 PAGES = ("start.md", "stepping.md", "many_runs.md")
 """The pages whose blocks of Python belong together: a test runs those of a page one after another."""
@@ -64,6 +54,10 @@ def program() -> list[str]:
     return [sys.executable, str(Path(fedray.__path__[0]) / "run.py")]
 
 
+def fedray_commands() -> list[list[str]]:
+    return [words for command in shown() if (words := fedray_words(command))]
+
+
 def run(folder: Path, *arguments: str, seconds: int = 240) -> str:
     """What code of Python's (-c CODE) or a command of fedray's prints, which must succeed."""
     words = arguments[1:] if arguments[0] == "-c" else (PROGRAM, *arguments)
@@ -86,6 +80,47 @@ def test_pages_whose_blocks_belong_together(tmp_path: Path, page: str) -> None:
     assert run(tmp_path, "-c", code)
 
 
+NOT_RUN = {
+    "class Momentum": "Flower's",
+    "client_step_state": "FedJAX's",
+    "grads, own": "FedJAX's",
+    "def step(self": "methods without their class, beside FedJAX's",
+    "fresh = objective": "the inside of a step, beside FedJAX's",
+}
+"""What tells indented blocks of Python that are only compiled."""
+
+PARTITIONS = {
+    "__init__.py": """
+import numpy as np
+from datasets import Dataset
+from PIL import Image
+
+class FederatedDataset:
+    def __init__(self, dataset, partitioners):
+        self.names = list(partitioners)
+    def load_partition(self, number):
+        return self.load_split(self.names[0])
+    def load_split(self, split):
+        pixels = np.random.default_rng(0).integers(0, 256, (20, 28, 28), np.uint8)
+        return Dataset.from_dict({"image": [Image.fromarray(each) for each in pixels], "label": np.arange(20) % 4})
+""",
+    "partitioner.py": "def DirichletPartitioner(num_partitions, partition_by, alpha): pass",
+}
+"""In place of flwr-datasets: images of that form."""
+
+
+def test_indented_python(tmp_path: Path) -> None:
+    """What is indented and is no command is Python (else test_shown_commands.py finds it), and is run if it can be."""
+    blocks = [block for block in indented() if block.is_python() and block.page != "docs/hydra.md"]
+    (partitions,) = [block for block in blocks if not any(text in block.text for text in NOT_RUN)]
+    (tmp_path / "flwr_datasets").mkdir()
+    for name, content in PARTITIONS.items():
+        (tmp_path / "flwr_datasets" / name).write_text(content)
+    run(tmp_path, "-c", partitions.text.replace('"run.rounds": 10', '"run.rounds": 1, "engine.kind": "local"'))
+    assert list(tmp_path.glob("runs/*/summary.json"))
+
+
+@pytest.mark.timeout(900)
 def test_hydra(tmp_path: Path) -> None:
     """The page's file and program, with the real Hydra: a job, and four jobs of two algorithms and two seeds."""
     (tmp_path / "conf").mkdir()
@@ -142,7 +177,7 @@ def test_own_contract(tmp_path: Path) -> None:
 
 def test_own_file_of_data(tmp_path: Path) -> None:
     run(tmp_path, "-c", block("np.savez"))
-    (command,) = [words for _, words in commands() if "data.root=mine.npz" in words]
+    (command,) = [words for words in fedray_commands() if "data.root=mine.npz" in words]
     assert "10 clients" in run(tmp_path, *command, "engine.kind=local", "run.rounds=1")
 
 
@@ -150,7 +185,7 @@ def test_source_of_a_user(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(block("def load(root"))
     (tmp_path / "test_mine.py").write_text(block("class TestMine(SourceContract"))
     run(tmp_path, "-c", PYTEST)
-    (command,) = [words for _, words in commands() if "data.source=mine.py:load" in words]
+    (command,) = [words for words in fedray_commands() if "data.source=mine.py:load" in words]
     assert "3 clients" in run(tmp_path, *command, "engine.kind=local", "run.rounds=1")
 
 
@@ -194,7 +229,7 @@ def test_heavy(added: Path) -> None:
 
 
 def test_contracts_of_your_own(added: Path) -> None:
-    printed = run(added, "-c", PYTEST, seconds=300)
+    printed = run(added, "-c", PYTEST)
     assert "23 passed" in printed
 
 
@@ -232,6 +267,7 @@ def test_first_sweep_from_python(tmp_path: Path, ray_cluster: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_space_file(tmp_path: Path, ray_cluster: None) -> None:
     """The space with environments, and a sweep of one trial of it."""
     (text,) = [code for code in spaces() if "environments:" in code]
@@ -255,45 +291,6 @@ def test_run_file_alone(tmp_path: Path) -> None:
     command = [sys.executable, "run.py", *settings]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-COMMAND = re.compile(r"(?:\.venv/bin/|\$ |^    |`)(?:fedray (?!/)|python fedray/run\.py)([^`\n]*)", re.MULTILINE)
-
-
-def commands() -> list[tuple[str, list[str]]]:
-    """The commands of fedray's that the documents show, as words, without comments, each with its document."""
-    found = []
-    for name, text in TEXTS.items():
-        for match in COMMAND.finditer(text.replace("\\\n", " ")):
-            words = shlex.split(match[1], comments=True)
-            # `fedray/run.py` alone runs an experiment
-            named = "run.py" in match[0] and (not words or words[0] not in cli.COMMANDS)
-            found.append((name, ["run", *words] if named else words))
-    return found
-
-
-def test_commands_are_found() -> None:
-    words = [words for _, words in commands()]
-    assert ["run"] in words
-    assert ["tune", "--suite", "sample"] in words
-    assert len(words) > 40
-
-
-@pytest.mark.parametrize(("document", "words"), commands(), ids=str)
-def test_words_of_commands(document: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands, options and keys exist."""
-    # help ends the program
-    words = [word for word in words if word not in ("...", "--help", "--version")]
-    if not words:
-        return
-    cli._check_words(words)
-    _, left = cli._parser().parse_known_args(words)
-    assert not [word for word in left if word.startswith("-")]
-    known = {key for key, *_ in (*documented_keys(), *documented_keys(TuneConfig, "tune."))}
-    for key, sign, _ in (word.partition("=") for word in words):
-        # an algorithm's and a model's own keys are known when it is made; a mapping has the keys of a section
-        section = any(name.startswith(f"{key}.") for name in known)
-        assert not sign or key in known or section or key.startswith(("algorithm.", "model.")), key
 
 
 def test_every_key_of_tune_is_described() -> None:
@@ -378,6 +375,7 @@ def test_length_of_the_first_page() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", ["start.md", "many_runs.md", "loggers.md", "beside_a_rule.md"])
 def test_commands_of_a_page_one_after_another(tmp_path: Path, page: str) -> None:
     """Each succeeds in a folder that has the files of the page and what the commands before have left."""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,11 @@ from s3_server import KEYS, S3Server, s3_server
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     pytest.importorskip("moto")
-    os.environ.update(KEYS)
-    with s3_server() as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        with s3_server() as server:
+            yield server
 
 
 @pytest.fixture(params=["s3", "file"])

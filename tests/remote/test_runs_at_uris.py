@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -141,7 +140,8 @@ def test_data_without_a_name_need_a_name_for_the_run(uri):
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_resumed_on_another_machine(s3: S3Server, tmp_path, monkeypatch):
+@pytest.mark.timeout(600)
+def test_a_killed_run_is_resumed_on_another_machine(s3: S3Server, tmp_path, monkeypatch, begin):
     """Ray's actors, killed together with the driver at a random moment; the bits are those of a calm run."""
     uri = s3.uri(tmp_path.name)
     keys = [
@@ -153,16 +153,16 @@ def test_a_killed_run_is_resumed_on_another_machine(s3: S3Server, tmp_path, monk
         "engine.compile=false",
     ]
     command = [sys.executable, "-c", PROGRAM, "run", *keys, "run.rounds=2000", f"run.output={uri}"]
-    first = subprocess.Popen(command, env=environment(), cwd=tmp_path)
-    at = Storage(below(uri, "run"))
-    try:
-        while not any(
-            "checkpoints/round" in name for name in (at.read_object(".mirror/manifest.json") or {"files": ()})["files"]
-        ):
-            assert first.poll() is None
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
+    first = begin(command, env=environment(), cwd=tmp_path)
+    at, deadline = Storage(below(uri, "run")), time.monotonic() + 240
+    while not any(
+        "checkpoints/round" in name for name in (at.read_object(".mirror/manifest.json") or {"files": ()})["files"]
+    ):
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first.kill()
+    first.wait()
     on_another_machine(monkeypatch, tmp_path)
     state = at.read_object(".mirror/manifest.json")
     last = max(int(name.split("/")[1].removeprefix("round-")) for name in state["files"] if "checkpoints/round" in name)

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,17 +25,31 @@ from fedray.tuning.storage import study_of
 from fedray.util.uris import below
 
 
-def tune(space: Path, output: str, machine: Path, *overrides: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def tune(space: Path, begin: Any) -> Callable[..., subprocess.Popen[str]]:
     """Starts a sweep of four trials on a Ray of its own, on a machine whose cache is the folder ``machine``."""
-    words = ["tune", str(space), f"tune.output={output}", "tune.name=s", "tune.trials=4", "engine.address=local"]
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words, *overrides],
-        env={**environment(), "XDG_CACHE_HOME": str(machine)},
-        cwd=space.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+
+    def sweep(output: str, machine: Path, *overrides: str) -> subprocess.Popen[str]:
+        words = ["tune", str(space), f"tune.output={output}", "tune.name=s", "tune.trials=4", "engine.address=local"]
+        return begin(
+            [sys.executable, "-c", PROGRAM, *words, *overrides],
+            env={**environment(), "XDG_CACHE_HOME": str(machine)},
+            cwd=space.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return sweep
+
+
+def wait_for_state(of: subprocess.Popen[str], trial: Storage) -> None:
+    """Returns once the sweep has sent a whole state of its trial."""
+    deadline = time.monotonic() + 240
+    while trial.read_object(".mirror/manifest.json") is None:
+        assert of.poll() is None, of.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -49,22 +65,21 @@ def hashes(trials: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_from_another_machine(s3, space, tmp_path, monkeypatch, capsys):
+@pytest.mark.timeout(900)
+def test_a_killed_sweep_goes_on_from_another_machine(s3, tune, tmp_path, monkeypatch, capsys):
     uri = s3.uri(tmp_path.name)
-    first = tune(space, uri, tmp_path / "one")
+    first = tune(uri, tmp_path / "one")
     trial = Storage(below(uri, "s", "trials", "0001", "seed-0"))
-    deadline = time.monotonic() + 120
-    while trial.read_object(".mirror/manifest.json") is None:
-        assert first.poll() is None, first.communicate()[0]
-        assert time.monotonic() < deadline
+    wait_for_state(first, trial)
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    second = tune(space, uri, tmp_path / "another")
+    second = tune(uri, tmp_path / "another")
     out = second.communicate(timeout=240)[0]
     assert second.returncode == 0, out
     assert "fetching" in out
-    calm = tune(space, str(tmp_path / "calm"), tmp_path / "calm-cache")
-    assert calm.wait(240) == 0
+    calm = tune(str(tmp_path / "calm"), tmp_path / "calm-cache")
+    out = calm.communicate(timeout=240)[0]
+    assert calm.returncode == 0, out
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
     there = fetched(below(uri, "s"))
     assert hashes(there / "trials") == hashes(tmp_path / "calm" / "s" / "trials")
@@ -81,14 +96,12 @@ def test_a_killed_sweep_goes_on_from_another_machine(s3, space, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_server_that_stays_frozen_puts_the_trials_off(s3, space, tmp_path):
+@pytest.mark.timeout(900)
+def test_a_server_that_stays_frozen_puts_the_trials_off(s3, tune, tmp_path):
     uri, machine = s3.uri(tmp_path.name), tmp_path / "one"
-    first = tune(space, uri, machine, "run.rounds=3000", "run.output_timeout=5", "engine.compile=false")
+    first = tune(uri, machine, "run.rounds=3000", "run.output_timeout=5", "engine.compile=false")
     trial = Storage(below(uri, "s", "trials", "0000", "seed-0"))
-    deadline = time.monotonic() + 120
-    while trial.read_object(".mirror/manifest.json") is None:
-        assert first.poll() is None, first.communicate()[0]
-        assert time.monotonic() < deadline
+    wait_for_state(first, trial)
     with s3.frozen():
         out = first.communicate(timeout=200)[0]
     assert first.returncode == 2, out

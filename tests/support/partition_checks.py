@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from fedray.config import DataConfig
 
-quick = settings(max_examples=40, deadline=None)
+
+def examples(usual):
+    """Returns how many examples a slower test has: ``usual`` of a hundred, or as many more as the profile asks for."""
+    return max(1, usual * settings.default.max_examples // 100)
+
+
+quick = settings(max_examples=examples(40), deadline=None)
 
 
 def rng(seed=0):

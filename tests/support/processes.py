@@ -77,16 +77,40 @@ def wait_for_rounds(ended: Callable[[], int | None], metrics: Path, rounds: int)
 def descendants(pid: int) -> list[int]:
     parents = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
+        if entry.name.isdigit() and (fields := _fields(int(entry.name))):
             parents[int(entry.name)] = int(fields[1])
     found = [pid]
     for candidate in found:
         found += [child for child, parent in parents.items() if parent == candidate]
     return found[1:]
+
+
+def begun_at(pids: list[int]) -> dict[int, str]:
+    """When each of the processes has begun, which tells it from a later one with its number."""
+    found = {pid: _fields(pid) for pid in pids}
+    return {pid: fields[19] for pid, fields in found.items() if fields}
+
+
+def still_the_same(begun: Mapping[int, str]) -> list[int]:
+    """Those processes of ``begun_at`` that still run."""
+    return [pid for pid, when in begun_at(list(begun)).items() if when == begun[pid]]
+
+
+def _fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name; none if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kills a process and all that it has started."""
+    below = descendants(process.pid) if process.poll() is None else []
+    process.kill()
+    kill_all(below)
+    with process:
+        pass
 
 
 def kill_all(pids: list[int]) -> None:

@@ -67,6 +67,7 @@ def test_any_seed(sampler, seed, tmp_path):
         found = study(storage, sampler=sampler, seed=seed)
         for _ in range(3):
             found.complete(found.ask().number, [0.5])
+        assert [trial.value for trial in found.best()] == [0.5]
 
 
 def test_of_equally_good_trials_the_first_is_the_best(tmp_path):

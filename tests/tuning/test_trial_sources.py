@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from partition_checks import examples
 from ray.tune.search import Searcher
 from small_sweeps import ends, opened, row
 
@@ -171,7 +172,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["next", "complete", "lose", "fail"
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_exhausted_says_exactly_whether_there_will_be_another_trial(kind, actions, tmp_path_factory):
     opener, _ = SOURCES[kind]

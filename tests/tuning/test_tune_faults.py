@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from optuna.trial import TrialState
-from processes import descendants, environment, gone, kill_all
+from processes import begun_at, descendants, environment, gone, kill_all, still_the_same
 from sweeps_on_ray import described
 
 import fedray
@@ -43,15 +44,13 @@ def command(space: Path, *overrides: str) -> list[str]:
     return [sys.executable, str(program), "tune", str(space), *own]
 
 
-def begun(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        arguments,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+SHOWN: dict[str, Any] = {
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.STDOUT,
+    "text": True,
+    "start_new_session": True,
+}
+"""How a sweep is started that is watched."""
 
 
 def until(process: subprocess.Popen[str], what: Callable[[], Any]) -> None:
@@ -83,12 +82,12 @@ MOMENTS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_sweep_goes_on_after_kill_9_of_everything(moment: str, space: Path) -> None:
+def test_a_sweep_goes_on_after_kill_9_of_everything(moment: str, space: Path, begin: Any) -> None:
     """Twice in a row: what has ended is not run again, the rest goes on; every trial is told once, none is missing."""
     folder = space.parent / "s"
     ended: dict[int, bytes] = {}
     for _ in range(2):
-        process = begun(command(space))
+        process = begin(command(space), env=environment(), **SHOWN)
         try:
             until(process, lambda: MOMENTS[moment](folder))
             below = descendants(process.pid)
@@ -129,9 +128,9 @@ def test_a_sweep_goes_on_after_kill_9_of_everything(moment: str, space: Path) ->
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_sweep_that_goes_on_later(space: Path) -> None:
+def test_ctrl_c_ends_a_sweep_that_goes_on_later(space: Path, begin: Any) -> None:
     folder = space.parent / "s"
-    process = begun(command(space, "tune.trials=3"))
+    process = begin(command(space, "tune.trials=3"), env=environment(), **SHOWN)
     until(process, lambda: any(folder.glob("trials/*/seed-0/checkpoints/round-00000002")))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
@@ -163,20 +162,20 @@ def cluster() -> Iterator[str]:
     )
     assert head.stdout is not None
     address = head.stdout.readline().strip()
-    below = descendants(head.pid)
-    head_and_below = [head.pid, *below]
+    head_and_below = begun_at([head.pid, *descendants(head.pid)])
     try:
         yield address
     finally:
-        head.communicate("", timeout=60)
-        kill_all(head_and_below)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            head.communicate("", timeout=60)
+        kill_all(still_the_same(head_and_below))
 
 
 @pytest.mark.slow
-def test_two_sweeps_on_one_cluster(space: Path, cluster: str) -> None:
+def test_two_sweeps_on_one_cluster(space: Path, cluster: str, begin: Any) -> None:
     """Each in its declared slice, side by side; a third finds no room and says so."""
     shared = (f"engine.address={cluster}", "tune.max_concurrent_trials=1", "tune.trials=500")
-    two = [begun(command(space, *shared, f"tune.name={name}")) for name in ("a", "b")]
+    two = [begin(command(space, *shared, f"tune.name={name}"), env=environment(), **SHOWN) for name in ("a", "b")]
     for process, name in zip(two, ("a", "b"), strict=True):
         until(process, lambda name=name: any((space.parent / name).glob("trials/*/seed-0/metrics.csv")))
     third = subprocess.run(
