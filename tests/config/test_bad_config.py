@@ -34,7 +34,7 @@ KEYS = [
     ("model.hidden=[3]", r"logistic: unknown key model.hidden \(it has no keys of its own"),
     ("model.name=mlp model.hiden=[3]", "did you mean 'model.hidden'"),
     ("run.output=" + "a" * 300, "can't write to run.output=a*: File name too long"),
-    ("model.weights=" + "a" * 300, "model.weights: can't read a*: No such file"),
+    ("model.weights=" + "a" * 300, "model.weights: can't read a*: File name too long"),
     ("algorithm.name=" + "a" * 300 + ".py:A", "can't read the file .*File name too long"),
     ("train=3", "train is a section, as in train.local_steps"),
     ("data=mnist", "data is a section, as in data.source: ..., not 'mnist'"),
