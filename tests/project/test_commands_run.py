@@ -13,6 +13,9 @@ from documents import ROOT, TEXTS, Command, files_of
 from processes import PROGRAM, python
 from shown_commands import fedray_words, shown
 
+from fedray.config import flat
+from fedray.config.reading import read
+
 NOT_RUN = {
     r"\bs3://": "a bucket: remote/test_runs_at_uris.py",
     r"doctor|clean": "is about a machine: engine/test_machines.py, engine/test_leftovers.py",
@@ -30,8 +33,8 @@ PLAIN = {page for page, text in TEXTS.items() if re.search(r"^    \$ fedray ", t
 
 
 SMALL = {
-    "run": ["run.rounds=6", "run.resume=false", "engine.kind=local"],
-    "tune": ["tune.trials=1", "tune.seeds=1", "tune.resume=false", "model.name=logistic", "run.iterations=20"],
+    "run": ["run.resume=false", "engine.kind=local"],
+    "tune": ["tune.trials=1", "tune.seeds=1", "tune.resume=false", "model.name=logistic", "run.iterations=80"],
     "evaluate": [],
 }
 
@@ -52,15 +55,24 @@ def _reason(command: Command) -> str:
 COMMANDS = _commands()
 
 
-def small(words: list[str]) -> list[str]:
+def small(words: list[str], folder: Path = ROOT) -> list[str]:
     """The command with few rounds and trials, and on data that are here."""
     words = [re.sub(r"trials/\d+", "trials/0000", word) for word in words if not word.startswith("model.weights=")]
     if words[0] in ("run", "tune", "evaluate") and not {"--report", "--from-trial"} & {*words}:
         if any(word.startswith("data.source=") for word in words):
             words = [word for word in words if not re.match(r"data\.(source|image|norm|root)", word)]
         words += ["data.source=sample", "data.variant=null"]
-        words += SMALL[words[0]] if "--seeds" not in words else ["run.rounds=6"]
+        words += SMALL[words[0]] if "--seeds" not in words else []
+        words += [_short(folder, words)] if words[0] == "run" else []
     return words
+
+
+def _short(folder: Path, words: list[str]) -> str:
+    """The setting that makes a run short; a warm-up must have an end."""
+    files = [folder / word for word in words if word.endswith(".yaml")]
+    if any("run.iterations" in flat(read(str(file))[0]) for file in files):
+        return "run.iterations=80"
+    return "run.rounds=6" if "warmup" in str(words) else "run.rounds=2"
 
 
 def fedray(folder: Path, *words: str) -> str:
@@ -93,9 +105,11 @@ def test_commands_one_after_another(page: str, tmp_path: Path) -> None:
     (tmp_path / "analysis").symlink_to(ROOT / "analysis")
     for name, content in files_of(page).items():
         (tmp_path / name).write_text(content)
+    reading = [words for words in COMMANDS[page] if words[0] in ("compare", "report", "evaluate")]
+    make_what_is_named(tmp_path, [word for words in reading for word in words])
     for words in COMMANDS[page]:
         make_what_is_named(tmp_path, words)
-        fedray(tmp_path, *(name for word in small(words) for name in _expanded(tmp_path, word)))
+        fedray(tmp_path, *(name for word in small(words, tmp_path) for name in _expanded(tmp_path, word)))
 
 
 def _expanded(folder: Path, word: str) -> list[str]:
