@@ -398,8 +398,44 @@ def test_personal_models_stand_beside_the_global_one(tmp_path):
     shown = table.cells.set_index("").loc["fedper, personal models", "mean over clients, %"]
     assert shown.startswith(f"{100 * np.mean(finals):.2f} ±")
     assert any(note.startswith("the global model of fedper has initial values") for note in environment.notes)
+    # a difference between global models means nothing here, nor does a speed-up, and no legend hides whose curve it is
+    assert "differences" not in line
+    reached, *_ = tables_of(found, environment)
+    assert reached.cells.set_index("").loc["fedper"].iloc[-1] == "private layers"
+    assert found.targets.set_index("group").loc["fedper", "rounds_speedup"] != 1
+    legend = {text.get_text() for text in curves_figure(found).axes[0].get_legend().get_texts()}
+    assert legend == {"fedavg", "fedper (global model)"}
     best = np.sort(
         [np.sort(last_scores(path.parent)["personal_accuracy"]) for path in tmp_path.glob("fedper-*/*/metrics.csv")]
     )
     group = next(each for each in environment.groups if each.label == "fedper")
     assert distribution(group.runs, found.measure)[0] == pytest.approx(best[:, 0].mean())
+
+
+def test_layers_that_stay_or_are_not_trained_make_groups(tmp_path):
+    """The model is the same, so that FedAvg with a private head stands beside FedAvg and FedPer."""
+    ways = {
+        "fedavg": {},
+        "fedavg, private=[head]": {"model__private": ["head"]},
+        "fedavg, trainable=[head]": {"model__trainable": ["head"]},
+        "fedper": {"algorithm": "fedper"},
+    }
+    made = {name: run(tmp_path / name, run__rounds=1, **keys).folder for name, keys in ways.items()}
+    (environment,) = fedray.compare(*made.values()).environments
+    assert {group.label for group in environment.groups} == {*ways}
+    assert environment.baseline is not None
+    assert environment.baseline.label == "fedavg"
+    # those with private layers come last, whatever their global models reach
+    assert [group.has_private_layers for group in environment.groups] == [False, False, True, True]
+    rows = {row["group"]: row for row in environment.rows}
+    assert rows["fedavg, private=[head]"]["finals"] == rows["fedper"]["finals"]
+    (alone,) = fedray.compare(made["fedper"], made["fedavg, private=[head]"], baseline="fedper").environments
+    assert all("differences" not in row for row in alone.rows)
+
+
+def test_names_leave_out_what_is_not_set():
+    lora = {"algorithm.name": "fedavg", "model.peft.kind": "lora", "train.momentum": None}
+    assert name_of_values(lora) == "fedavg, lora"
+    assert name_of_values(lora | {"model.peft.kind": "none"}) == "fedavg"
+    assert name_of_values({"model.private": None}) == "private=null"
+    assert name_of_values({"train.upload": [{"clip": 1}, {"topk": 0.05}]}, False) == "upload=[{clip: 1}, {topk: 0.05}]"
