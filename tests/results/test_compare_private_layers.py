@@ -32,6 +32,7 @@ def test_personal_models_stand_beside_the_global_one(tmp_path):
     shown = table.cells.set_index("").loc["fedper, personal models", "mean over clients, %"]
     assert shown.startswith(f"{100 * np.mean(finals):.2f} ±")
     assert any(note.startswith("the global model of fedper has initial values") for note in environment.notes)
+    assert f"{table.title}:" in repr(found).splitlines()
     # a difference between global models means nothing here, nor does a speed-up, and no legend hides whose curve it is
     assert "differences" not in line
     reached, *_ = tables_of(found, environment)
