@@ -18,7 +18,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import RayNotStarted, UserError, first_line
 from fedray.tracking.progress import Display, number_text
-from fedray.tracking.result import RunResult
+from fedray.tracking.result import RunResult, final_metrics
 from fedray.util.loading import collector_paused
 from fedray.util.uris import below, is_uri
 from fedray.warning import WARNING
@@ -208,6 +208,12 @@ class Stepper:
             start.ready()
         for line in experiment.notes:
             self.display.say(line)
+        if experiment.facts.has_private_layers and experiment.config.run.eval_test:
+            metric = experiment.task.main
+            self.notice(
+                f"the global model has initial values in its private layers, so that final and test_{metric} say "
+                f"little: look at personalized_{metric}, that of the clients' personal models"
+            )
         if found.status == "finished":
             silent = "; nothing more is sent to run.loggers" if experiment.config.run.loggers else ""
             self.display.say(f"{folder.path} is finished already{silent}")
@@ -291,14 +297,15 @@ def _line_about_end(result: RunResult, folder: Path) -> str:
     """Returns the line that is shown at the end of a run: status, rounds, final and best metric, hash of the model,
     ``folder``."""
     summary = result.summary
-    name, final, best = (summary[key] for key in ("metric", "final", "best"))
     diverged = summary["status"] == "diverged"
+    finals = [f", {words} {number_text(value)}" for words, value in final_metrics(summary).items()]
     return (
         f"{WARNING if diverged else ''}{summary['status']} after {summary['rounds']} round"
         + ("" if summary["rounds"] == 1 else "s")
         + (": the loss or the model is not finite any more" if diverged else "")
         + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
-        + (f", {name.replace('_', ' ')} {number_text(final)} (best {number_text(best)})" if final is not None else "")
+        + "".join(finals)
+        + (f" (best {number_text(summary['best'])})" if summary["final"] is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {folder}"
     )
 

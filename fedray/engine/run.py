@@ -327,6 +327,13 @@ class Run:
                 lambda client, model: self._save(model, f"{PERSONAL}/client-{client}.safetensors"),
             )  # fmt: skip
 
+    def _private_layers(self) -> dict[str, int]:
+        """Returns how much of the model stays at each client, for summary.json; nothing if all of it is sent."""
+        facts = self.experiment.facts_in(self.state.server.round)
+        if not facts.has_private_layers:
+            return {}
+        return {"private_parameters": facts.private_parameters, "private_buffers": facts.private_buffers}
+
     def _finish(self, status: str) -> None:
         model, layout = eval_model(self.experiment.algorithm, self.state.server), self.worker.clients.network.layout
         self._save_model("model.safetensors")
@@ -336,6 +343,7 @@ class Run:
         self.recorder.finish(
             status,
             parameters=layout.parameters,
+            **self._private_layers(),
             model_sha256=flat_sha256(layout.named(model)),
             partition_hash=self.data.partition_hash,
             **({} if self.data.class_names is None else {"class_names": self.data.class_names}),

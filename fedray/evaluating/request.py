@@ -28,6 +28,12 @@ KEYS_IN_WORDS = (
 WEIGHTS = ("model.weights", "model.init")
 """The keys about initial weights, which do not matter for the weights in the file."""
 
+OF_NO_CLIENT = (
+    "warning: this is the global model, with initial values in its private layers, so that it is no client's model: "
+    "evaluate RUN/personal/client-0.safetensors (run.personal_models_of saves it; result.client_model(0) in Python), "
+    "or score personal models in the run itself (run.eval_clients=all)"
+)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -94,31 +100,33 @@ def request_of(
         raise UserError(f"{target}: say on which data, for example data.source=mnist")
     if "model" not in objects and "model.name" not in settings:
         raise UserError(f"{target}: say which model it is, for example model.name=lenet5")
-    inputs, names = ({}, []) if base is not None else _inputs_and_classes(run)
+    inputs, summary = ({}, {}) if base is not None else _inputs_and_summary(run)
+    if "private_parameters" in summary and file.parent == run:
+        notes.append(OF_NO_CLIENT)
     same = values.get("data.source") == config.data.source and "data" not in objects
     # other samples were asked for, but not another scaling of them, nor other code
     kept = {name: digest for name, digest in inputs.items() if same or name in ("normalisation", "code of the model")}
-    return Request(file, config, notes, kept, names)
+    return Request(file, config, notes, kept, summary.get("class_names") or [])
 
 
 def _read(path: str | Path) -> dict[str, Any]:
     return flat(load(path).model_dump(mode="json", exclude_unset=True))
 
 
-def _inputs_and_classes(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Returns the digests of the inputs of the run in ``folder``, and the names of the run's classes.
+def _inputs_and_summary(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Returns the digests of the inputs of the run in ``folder``, and the run's summary.
 
     Both are empty if there is no run in the folder.
     """
     found = []
     for path in (folder / INPUTS, folder / "summary.json"):
         if not path.exists():
-            return {}, []
+            return {}, {}
         try:
             found.append(dict(json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):
             raise UserError(f"{path} is damaged") from None
-    return found[0], found[1].get("class_names") or []
+    return found[0], found[1]
 
 
 def _settings(

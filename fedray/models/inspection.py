@@ -70,6 +70,11 @@ class ModelFacts:
     private_buffers: int = 0
 
     @property
+    def has_private_layers(self) -> bool:
+        """Whether a part of the model stays at each client, so that the global model has its initial values there."""
+        return bool(self.private_parameters or self.private_buffers)
+
+    @property
     def draws(self) -> bool:
         return bool(self.behaviour.draws)
 
@@ -93,8 +98,7 @@ def with_private(facts: ModelFacts, module: nn.Module, patterns: Sequence[str]) 
     parameters = sum(slot.size for slot in layout.slots if slot.name in names)
     buffers = sum(b.numel() for name, b in module.named_buffers() if name in names and b.is_floating_point())
     line = (
-        f"private layers: {parameters:,} of {facts.parameters:,} parameters stay at each client; the global model has "
-        "their initial values, so look at the accuracy of personal models"
+        f"private layers: {parameters:,} of {facts.parameters:,} parameters stay at each client"
         if names
         else f"warning: private layers: the model has none that {', '.join(patterns)} stands for, so nothing is private"
     )

@@ -209,21 +209,25 @@ class _Request:
 
     def environment(self, groups: Sequence[Group]) -> Environment:
         """Compares ``groups``, which have the same data and the same model, with each other. Returns them with their
-        results."""
+        results. Groups with private layers come last, and without a difference, because what is measured is their
+        global model."""
         rows = {}
         for group in groups:
             rows[group] = _keys(group) | outcome(group.runs, self.measure, self.last)
             rows[group] |= outcome_of_clients(group.runs, self.measure)
-        ordered = sorted(groups, key=lambda group: order_of(rows[group], self.measure))
-        named = [group for group in ordered if self.baseline in (group.label, group.algorithm)]
+        ordered = sorted(groups, key=lambda group: (group.has_private_layers, order_of(rows[group], self.measure)))
+        named = [group for group in ordered if self.baseline == group.label]
+        named = named or [group for group in ordered if self.baseline == group.algorithm]
         baseline = named[0] if named else None
         if baseline is not None:
             finals = {group: _finals_by_pair(group, self.measure) for group in groups}
             for group in groups:
-                rows[group] |= {} if group is baseline else difference(finals[group], finals[baseline])
+                if group is not baseline and _are_comparable(group, baseline):
+                    rows[group] |= difference(finals[group], finals[baseline])
         correct(list(rows.values()))
         asked = self.targets or _shared_targets(groups)
-        targets = asked or self._default_target([rows[each] for each in groups if baseline in (None, each)])
+        alike = [group for group in ordered if group.has_private_layers == ordered[0].has_private_layers]
+        targets = asked or self._default_target([rows[each] for each in ([baseline] if baseline else alike)])
         to_targets = [row for target in targets for row in self._to_target(target, ordered, baseline)]
         notes = [
             *what_is_unequal(groups),
@@ -235,8 +239,8 @@ class _Request:
 
     def _default_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """Returns the target if the user has set none: the worst of the final means in ``rows``, as a list of one
-        number. ``rows`` is the row of the baseline, or all rows if there is no baseline. The list is empty if no run
-        ended."""
+        number. ``rows`` is the row of the baseline; if there is none, those of all groups, but for groups with private
+        layers beside others. The list is empty if no run ended."""
         sign = self.measure.sign
         means = [sign * row["final"] for row in rows if not math.isnan(row["final"])]
         return [sign * min(means)] if means else []
@@ -246,10 +250,10 @@ class _Request:
         speed-up, which is the baseline's amount divided by the group's."""
         found = {group: reaching(group.runs, self.measure, target) for group in groups}
         for group, row in found.items():
-            speedups = {}
+            speedups, of = {}, baseline if baseline and _are_comparable(group, baseline) else None
             for amount in AMOUNTS:
                 took = row[f"{amount}_to"]
-                baseline_took = found[baseline][f"{amount}_to"] if baseline else math.nan
+                baseline_took = found[of][f"{amount}_to"] if of else math.nan
                 has_both = math.isfinite(baseline_took) and math.isfinite(took) and took > 0
                 speedups[f"{amount}_speedup"] = baseline_took / took if has_both else math.nan
             yield _keys(group) | row | speedups
@@ -295,6 +299,11 @@ class _Request:
                     f"the curve of {group.label} has {len(common)} of its {len(every)} evaluated rounds: those in which"
                     " all its runs were evaluated"
                 )
+
+
+def _are_comparable(group: Group, baseline: Group) -> bool:
+    """Returns whether a difference between the global models of two groups means something."""
+    return not (group.has_private_layers or baseline.has_private_layers)
 
 
 def _keys(group: Group) -> dict[str, Any]:

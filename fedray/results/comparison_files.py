@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -121,13 +120,13 @@ def _older_files(folder: Path) -> list[Path]:
 
 
 def lines(comparison: ComparisonTables) -> Iterator[str]:
-    """Yields the lines of text that ``fedray compare`` prints: for each environment the table of results and a table
-    for each target, then what makes the groups unequal, and at the end the runs that were left out."""
+    """Yields the lines of text that ``fedray compare`` prints: for each environment all tables but that of the costs of
+    whole runs, then what makes the groups unequal, and at the end the runs that were left out."""
     for environment in comparison.environments:
         if environment.name:
             yield environment.name
-        targets = {row["target"] for row in environment.targets}
-        for table in itertools.islice(tables_of(comparison, environment), 1 + len(targets)):
+        *shown, _ = tables_of(comparison, environment)
+        for table in shown:
             yield f"{table.title}:"
             yield from _aligned(table)
         if environment.notes:

@@ -34,13 +34,18 @@ CHOSEN_FOR_AN_ALGORITHM = (
 )  # fmt: skip
 """Keys that belong to an algorithm, as their defaults do. A difference in them does not make another environment."""
 
+HOW_A_MODEL_IS_TRAINED = ("model.private", "model.trainable", "model.peft.")
+"""The beginnings of keys that say which layers of a model are trained, and which stay at the clients. A difference in
+them does not make another environment either, because the architecture is the same."""
+
 OF_AN_ENVIRONMENT = ("data.", "task.", "model.")
 
 FIRST = (ALGORITHM, "algorithm.", "data.source", "model.name", "data.", "task.", "model.", "train.", "")
 """The beginnings of keys, in the order in which the names of groups and environments list them."""
 
-KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition.kind")
-"""Keys that a name leaves out, because their values are clear without them, such as ``fedprox``."""
+KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition.kind", "model.peft.kind")
+"""Keys that a name leaves out, because their values are clear without them, such as ``fedprox``. Where such a value is
+``none``, it is left out as well."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +75,7 @@ class Group:
     def label(self) -> str:
         """The name of the group, such as ``fedprox, mu=0.1``, which distinguishes it from others on the same data with
         the same model."""
-        return name_of_values(self.values, self.whole) or name_of_values({ALGORITHM: self.algorithm}, self.whole)
+        return name_of_values(_set_values(self.values) or {ALGORITHM: self.algorithm}, self.whole)
 
     @property
     def place(self) -> str:
@@ -83,18 +88,32 @@ class Group:
         """The runs of the group that did not diverge."""
         return [run for run in self.runs if not run.diverged]
 
+    @property
+    def has_private_layers(self) -> bool:
+        """Whether layers stay at each client. The global model of the group then has their initial values, so that its
+        results can't be compared with those of other groups."""
+        return any(run.has_private_layers for run in self.runs)
+
 
 def name_of_values(values: Mapping[str, Any], whole: bool = True) -> str:
     """Returns a short name for a group with the settings ``values`` (by dotted key), such as ``fedprox, mu=0.1``.
-    Unless it is ``whole``, user-defined objects have the names of their classes, without their files."""
+    Settings that are not set (null) are left out, unless there are no others. Unless the name is ``whole``,
+    user-defined objects have the names of their classes, without their files, and texts in lists have no quotes."""
+    values = _set_values(values) or values
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
         text = value if isinstance(value, str) else _number(value) if isinstance(value, float) else _text(value)
-        if not whole and key in KNOWN_BY_THEIR_VALUES and is_user_defined(text):
-            text = short_name(text)
+        if not whole:
+            text = short_name(text) if key in KNOWN_BY_THEIR_VALUES and is_user_defined(text) else text.replace('"', "")
         parts.append(text if key in KNOWN_BY_THEIR_VALUES else f"{name if names.count(name) == 1 else key}={text}")
     return ", ".join(parts)
+
+
+def _set_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of ``values``, by dotted key, that are set, and that a name therefore shows."""
+    unset = {key: (None, "none") if key in KNOWN_BY_THEIR_VALUES else (None,) for key in values}
+    return {key: value for key, value in values.items() if value not in unset[key]}
 
 
 def _number(value: float) -> str:
@@ -107,7 +126,8 @@ def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Grou
     other form an environment. Returns the groups in the order of their environments and names.
 
     The keys ``by`` distinguish the groups of an environment, and all other keys distinguish environments. Without
-    ``by``, keys of the data, the task and the model distinguish environments, and all others distinguish groups.
+    ``by``, keys of the data, the task and the model distinguish environments, and all others distinguish groups, also
+    those that say which layers of the model are trained or stay at the clients.
 
     The names of groups and environments leave out a key whose value follows from other keys that they mention, such as
     a learning rate that is the same in all runs of an algorithm. Keys in ``by`` are never left out.
@@ -120,7 +140,7 @@ def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Grou
         of_groups = list(by)
         of_environments = _independent([key for key in keys if key not in by], of_groups, runs)
     else:
-        of_data = [key for key in keys if key.startswith(OF_AN_ENVIRONMENT) and key not in CHOSEN_FOR_AN_ALGORITHM]
+        of_data = [key for key in keys if _is_of_an_environment(key)]
         of_environments = _independent(of_data, [], runs)
         of_groups = _independent([key for key in keys if key not in of_data], of_environments, runs)
     further = [key for key in keys if key not in (*of_groups, *of_environments)]
@@ -159,6 +179,11 @@ def is_ignored(key: str) -> bool:
     ``run.eval_every`` and all keys of ``engine`` may. Runs that differ only in such keys are repetitions of each
     other."""
     return key in NO_PART_OF_A_RESULT or key.startswith("engine.")
+
+
+def _is_of_an_environment(key: str) -> bool:
+    is_chosen = key in CHOSEN_FOR_AN_ALGORITHM or key.startswith(HOW_A_MODEL_IS_TRAINED)
+    return key.startswith(OF_AN_ENVIRONMENT) and not is_chosen
 
 
 def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[RecordedRun]) -> list[str]:

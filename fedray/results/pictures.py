@@ -61,7 +61,7 @@ def panels_of(comparison: ComparisonTables, environment: Environment, columns: S
             part = f"part {number} of {len(parts)}" if len(parts) > 1 else ""
             lines = _lines(groups, comparison)
             curves = [
-                Curve(_name(group), lines[group.label], mean_curve(group.runs, column, comparison.over))
+                Curve(_name(group, column), lines[group.label], mean_curve(group.runs, column, comparison.over))
                 for group in groups
             ]
             if any(len(curve.points) for curve in curves):
@@ -85,9 +85,13 @@ def _lines(groups: Sequence[Group], comparison: ComparisonTables) -> dict[str, L
     return lines_for(names if len(set(names)) <= MOST_LINES else [group.label for group in groups])
 
 
-def _name(group: Group) -> str:
+def _name(group: Group, column: str = "") -> str:
+    """Returns the name of a group in a legend. That of a curve of ``column`` says whether the curve is that of a global
+    model whose private layers have initial values."""
     lost = len(group.runs) - len(group.ended)
-    return f"{group.label} ({lost} of {len(group.runs)} diverged)" if lost else group.label
+    marks = ["global model"] * (column.startswith("test_") and group.has_private_layers)
+    marks += [f"{lost} of {len(group.runs)} diverged"] * bool(lost)
+    return f"{group.label} ({', '.join(marks)})" if marks else group.label
 
 
 def _clients_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:

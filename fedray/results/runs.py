@@ -84,6 +84,12 @@ class RecordedRun:
         return bool(self.summary["status"] == "diverged")
 
     @property
+    def has_private_layers(self) -> bool:
+        """Whether layers stayed at each client. The global model then has their initial values, so that its metrics say
+        little about the run, whose result are the personal models."""
+        return "private_parameters" in self.summary
+
+    @property
     def versions(self) -> dict[str, Any]:
         """The versions of fedray and of the libraries with which the run was made, by name, such as
         ``{"fedray": "0.2.0"}``."""

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedray.results.clients import FINETUNED, OF_CLIENTS, PERSONAL, finals_of_clients
 from fedray.results.comparison import ComparisonTables, Environment
+from fedray.results.grouping import Group
 from fedray.results.measure import Measure
 from fedray.results.statistics import with_interval
 
@@ -22,6 +23,9 @@ AMOUNTS = {
     "virtual seconds": ("virtual_seconds", ""), "joules": ("joules", "J"), "seconds": ("seconds", ""),
 }  # fmt: skip
 """The columns about costs, each with the key of its number and its unit. Those that no run has are left out."""
+
+PRIVATE = "private layers"
+"""The cell of a difference that means nothing, because a global model has initial values in its private layers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,10 @@ def _reached(comparison: ComparisonTables, environment: Environment) -> pd.DataF
     if environment.baseline is not None and len(rows) > 1:
         points = ", points" if measure.percent else ""
         name = environment.baseline.label
-        found[f"difference to {name}{points}"] = [_difference(row, name, measure) for row in rows]
+        found[f"difference to {name}{points}"] = [
+            _difference(row, group, environment.baseline, measure)
+            for row, group in zip(rows, environment.groups, strict=True)
+        ]
         if any("p_holm" in row for row in rows):
             found["p (Holm)"] = [p_value(row.get("p_holm", math.nan)) for row in rows]
     return pd.DataFrame(found)
@@ -130,11 +137,11 @@ def digits_of(values: Sequence[float], measure: Measure) -> int:
     return min(12, max(0, 3 - math.floor(math.log10(largest))))
 
 
-def _difference(row: Mapping[str, Any], baseline: str, measure: Measure) -> str:
-    if row["group"] == baseline:
+def _difference(row: Mapping[str, Any], group: Group, baseline: Group, measure: Measure) -> str:
+    if group is baseline:
         return "baseline"
     if "differences" not in row:
-        return "no pairs"
+        return PRIVATE if group.has_private_layers or baseline.has_private_layers else "no pairs"
     text = shown_values(row["differences"], measure, sign="+")
     pairs = len(row["differences"])
     return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["runs"] else text

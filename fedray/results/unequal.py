@@ -116,20 +116,12 @@ def what_is_unequal(groups: Sequence[Group]) -> list[str]:
 
 def _private_layers(groups: Sequence[Group]) -> Iterator[str]:
     """Yields a note if the evaluated global model lacks what clients of a group have learnt in their private layers."""
-    labels = [group.label for group in groups if any(map(_has_private_layers, group.ended))]
+    labels = [group.label for group in groups if group.has_private_layers]
     if labels:
         yield (
             f"the global model of {_listed(labels)} has initial values in its private layers: compare the personal "
             "models, in the table for single clients (run.eval_clients=all)"
         )
-
-
-def _has_private_layers(run: RecordedRun) -> bool:
-    try:
-        of_algorithm = find_algorithm(str(run.settings["algorithm.name"])).private
-    except UserError:
-        of_algorithm = ()
-    return bool(of_algorithm or run.settings.get("algorithm.private") or run.settings.get("model.private"))
 
 
 def _settings(groups: Sequence[Group]) -> Iterator[str]:

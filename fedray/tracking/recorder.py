@@ -211,7 +211,8 @@ def summarize(
     and the mean of its last ten values. ``targets`` has an entry for each of ``run.targets``: None if the metric did
     not reach it, and otherwise a dict with the first round that did (``round``), and the ``bytes``, ``flops`` and
     ``seconds`` of the run up to this round, and with a virtual clock
-    ``virtual_seconds`` and ``joules``. fedray/tracking/README.md explains all keys.
+    ``virtual_seconds`` and ``joules``. ``final_personalized_accuracy`` and so on are the last values of personal
+    models, if there are some. fedray/tracking/README.md explains all keys.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}
@@ -243,9 +244,18 @@ def summarize(
         **_figures(values, mode),
         "last_rounds": last_rounds,
         **{f"{name}_accuracy": value for name, value in accuracy.items()},
+        **_personal_finals(metrics, metric),
         "rounds": end,
         "targets": reached,
     }
+
+
+def _personal_finals(metrics: pd.DataFrame, metric: str) -> dict[str, float | None]:
+    """Returns the last values of the columns of metrics.csv about personal models, as ``final_<column>``. Columns that
+    are missing or empty are left out."""
+    beginnings = (f"personalized_{metric}", f"clients_personal_{metric}_")
+    columns = metrics[[name for name in map(str, metrics) if name.startswith(beginnings)]].dropna(how="all", axis=1)
+    return {f"final_{name}": _number(column.dropna().iloc[-1]) for name, column in columns.items()}
 
 
 def _of_clock(row: pd.Series[Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,19 @@ from fedray.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+
+def final_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the final metrics in a ``summary`` (the content of summary.json), by names in words, the one that says
+    most about the run first. It is the main metric on the test set, of the global model. With private layers that of
+    the clients' personal models comes before it."""
+    metric, of_global = str(summary.get("metric")), summary.get("final")
+    words = metric.replace("_", " ")
+    found = {words: of_global}
+    if "private_parameters" in summary:
+        personal = summary.get(f"final_personalized_{metric}")
+        found = {f"personal {words}": personal, f"{words} of the global model": of_global}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,8 +53,7 @@ class RunResult:
         parts = [repr(str(self.folder)), *([found["status"]] if "status" in found else [])]
         if found.get("rounds") is not None:
             parts[-1] += f" after {found['rounds']:,} round{'' if found['rounds'] == 1 else 's'}"
-        if found.get("final") is not None:
-            parts.append(f"{found['metric']} {found['final']:.4g}")
+        parts += [f"{words} {value:.4g}" for words, value in final_metrics(found).items()][:1]
         return f"RunResult({', '.join(parts)})"
 
     def __fspath__(self) -> str:
@@ -58,7 +70,8 @@ class RunResult:
         """The results of the run in a dict, such as ``final_accuracy`` and ``rounds``. It is the content
         of summary.json.
 
-        The glossary in ``fedray/tracking/README.md`` explains the keys.
+        ``final`` is about the global model. With private layers look at ``final_personalized_accuracy``, that of the
+        clients' personal models. The glossary in ``fedray/tracking/README.md`` explains the keys.
         """
         found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return found

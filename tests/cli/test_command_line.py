@@ -237,6 +237,14 @@ def test_simulate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_with_private_layers_the_accuracy_of_personal_models_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = SMALL | {"algorithm.name": "fedper", "model.name": "mlp"}
+    lines = said(capsys, "run", *(f"{key}={value}" for key, value in keys.items())).splitlines()
+    assert any(line.startswith("the global model has initial values in its private layers") for line in lines)
+    personal = lines[-2].partition("personal ")[2].split()[0]
+    assert lines[-1].startswith(f"completed after 2 rounds, personal accuracy {personal}, accuracy of the global model")
+
+
 @pytest.mark.slow
 def test_tune_shows_what_the_command_shows(capsys: pytest.CaptureFixture[str], ray_cluster: None) -> None:
     from fedray.tuning import tune

@@ -360,3 +360,17 @@ def test_models_without_a_linear_layer_have_no_features(tmp_path):
         evaluate(run.folder, features=5, **keys)
     with pytest.raises(UserError, match="--features must be a whole number of at least 0, not -1"):
         evaluate(run.folder, features=-1, **keys)
+
+
+def test_a_global_model_with_private_layers_is_told(tmp_path):
+    """It has their initial values, and a client's model does not."""
+    keys = {"algorithm.name": "fedper", "model.name": "mlp", "run.personal_models_of": [0], "run.output": str(tmp_path)}
+    with pytest.warns(fedray.FedrayWarning, match="final and test_accuracy say little"):
+        made = simulate({"engine.kind": "local", "data.clients": 3, "run.rounds": 1, **keys})
+    with pytest.warns(
+        fedray.FedrayWarning, match="this is the global model, with initial values in its private layers"
+    ):
+        evaluate(made)
+    lines: list[str] = []
+    evaluate(made.folder / "personal/client-0.safetensors", say=lines.append)
+    assert not any("private" in line for line in lines)

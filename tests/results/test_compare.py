@@ -15,11 +15,9 @@ from compared_runs import change, cut, diverge, other_input, write_metrics
 from matplotlib.text import Text
 from pages import Page
 from scipy import stats
-from small_runs import run
 
 import fedray
 from fedray.cli.main import main
-from fedray.results.clients import distribution, last_scores
 from fedray.results.comparison_files import page_of, write
 from fedray.results.grouping import NO_PART_OF_A_RESULT, name_of_values
 from fedray.results.measure import Measure
@@ -345,27 +343,9 @@ def test_pictures_for_a_paper(runs, tmp_path, capsys):
     assert len(set(labels)) == len(labels) == tex.count(r"\begin{table}")
 
 
-def test_personal_models_stand_beside_the_global_one(tmp_path):
-    """FedPer's global model has heads that nobody has trained, and its personal ones are what clients get."""
-    keys = {"run__eval_clients": "all", "run__finetune_steps": 2, "run__rounds": 3}
-    for algorithm in ("fedavg", "fedper"):
-        for seed in range(3):
-            run(tmp_path / f"{algorithm}-{seed}", algorithm=algorithm, run__seed=seed, **keys)
-    found = fedray.compare(tmp_path)
-    (environment,) = found.environments
-    (table,) = [each for each in tables_of(found, environment) if "single clients" in each.title]
-    names = ["fedavg", "fedavg, fine-tuned", "fedper", "fedper, personal models", "fedper, fine-tuned"]
-    assert sorted(table.cells[""]) == sorted(names)
-    finals = [
-        pd.read_csv(path)["clients_personal_accuracy_mean"].iloc[-1] for path in tmp_path.glob("fedper-*/*/metrics.csv")
-    ]
-    line = next(row for row in environment.rows if row["group"] == "fedper")
-    assert line["clients_personal_mean"] == pytest.approx(np.mean(finals))
-    shown = table.cells.set_index("").loc["fedper, personal models", "mean over clients, %"]
-    assert shown.startswith(f"{100 * np.mean(finals):.2f} ±")
-    assert any(note.startswith("the global model of fedper has initial values") for note in environment.notes)
-    best = np.sort(
-        [np.sort(last_scores(path.parent)["personal_accuracy"]) for path in tmp_path.glob("fedper-*/*/metrics.csv")]
-    )
-    group = next(each for each in environment.groups if each.label == "fedper")
-    assert distribution(group.runs, found.measure)[0] == pytest.approx(best[:, 0].mean())
+def test_names_leave_out_what_is_not_set():
+    lora = {"algorithm.name": "fedavg", "model.peft.kind": "lora", "train.momentum": None}
+    assert name_of_values(lora) == "fedavg, lora"
+    assert name_of_values(lora | {"model.peft.kind": "none"}) == "fedavg"
+    assert name_of_values({"model.private": None}) == "private=null"
+    assert name_of_values({"train.upload": [{"clip": 1}, {"topk": 0.05}]}, False) == "upload=[{clip: 1}, {topk: 0.05}]"

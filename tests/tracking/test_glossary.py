@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedray import RunResult, simulate
+from fedray import FedrayWarning, RunResult, simulate
 from fedray.testing.contracts import SETTINGS, small_source
 
 GLOSSARY = Path(__file__).parents[2] / "fedray" / "tracking" / "README.md"
@@ -55,7 +55,7 @@ def unknown(names: Iterable[str], *headings: str) -> list[str]:
     return [name for name in names if not any(re.fullmatch(form, name) for form in forms)]
 
 
-def keys(summary: Mapping[str, Any]) -> list[str]:
+def keys_of(summary: Mapping[str, Any]) -> list[str]:
     """The keys of summary.json, and those one level below."""
     below = {"targets": next(value for value in summary["targets"].values() if value), "machine": summary["machine"]}
     return [*summary, *(f"{key}.{name}" for key, inner in below.items() for name in inner)]
@@ -87,7 +87,7 @@ def test_every_column(run: RunResult) -> None:
     assert not unknown(run.clients.columns, "Columns of clients.parquet")
     assert not unknown(run.evaluation.columns, "Columns of evaluation.parquet")
     assert not unknown(run.profile.columns, "Columns of profile.csv")
-    assert not unknown(keys(run.summary), "Keys of summary.json")
+    assert not unknown(keys_of(run.summary), "Keys of summary.json")
     assert {"test_sharpness", "finetuned_accuracy", "clients_accuracy_mean"} <= {*run.metrics}
     assert {"client_name", "loss"} <= {*run.clients}
     assert "class_names" in run.summary
@@ -110,6 +110,18 @@ def test_columns_of_a_private_run(tmp_path: Path) -> None:
     assert {"epsilon", "clip_norm"} <= {*run.metrics}
     assert not unknown(run.metrics.columns, *OF_METRICS)
     assert not unknown(EventAccumulator(str(run.folder)).Reload().Tags()["scalars"], "TensorBoard tags")
+
+
+def test_keys_of_private_layers(tmp_path: Path) -> None:
+    keys = {"algorithm.name": "fedper", "run.eval_clients": "all", "run.rounds": 2, "run.targets": [0.1]}
+    with pytest.warns(FedrayWarning, match=r"final and test_accuracy say little: look at personalized_accuracy"):
+        run = simulate({**SETTINGS, **keys, "run.output": str(tmp_path)}, data=small_source())
+    summary, last = run.summary, run.metrics.iloc[-1]
+    assert not unknown(keys_of(summary), "Keys of summary.json")
+    for name in ("personalized_accuracy", "clients_personal_accuracy_mean", "clients_personal_accuracy_std"):
+        assert summary[f"final_{name}"] == last[name]
+    assert 0 < summary["private_parameters"] < summary["parameters"]
+    assert f"personal accuracy {summary['final_personalized_accuracy']:.4g}" in repr(run)
 
 
 def test_every_row_has_a_meaning_and_a_place_for_its_unit() -> None:

@@ -37,8 +37,8 @@ OF_SHARES = [
 
 SUMMARY = {
     "status", "metric", "mode", "final", "best", "last10", "last_rounds", "final_accuracy", "best_accuracy",
-    "last10_accuracy", "rounds", "targets", "parameters", "model_sha256", "partition_hash", "stopped_by",
-    "versions", "machine", "records",
+    "last10_accuracy", "final_personalized_accuracy", "rounds", "targets", "parameters", "model_sha256",
+    "partition_hash", "stopped_by", "versions", "machine", "records",
 }  # fmt: skip
 
 
@@ -112,6 +112,7 @@ def test_summary_keys(finished):
     assert summary["status"] == "completed"
     assert summary["rounds"] == 6
     assert summary["final_accuracy"] == accuracy.iloc[-1]
+    assert summary["final_personalized_accuracy"] == finished.metrics["personalized_accuracy"].dropna().iloc[-1]
     assert summary["best_accuracy"] == accuracy.max()
     assert summary["last10_accuracy"] == pytest.approx(accuracy.mean())
     # rounds 1, 4 and 6 were evaluated
