@@ -85,10 +85,19 @@ def make_what_is_named(folder: Path, words: list[str]) -> None:
     """Makes the runs and the sweep that a command reads and no command before it has made."""
     few = ["model.name=lenet5", "engine.kind=local", "data.clients=4", "run.save_best=true"]
     few += ["run.local_models_of=[3]", "run.local_models_in=[10]", "run.rounds=10"]
-    for name in {match[1] for word in words if (match := re.match(r"runs/(\w+-[\w*]+)", word))}:
+    names = {match[1] for word in words if (match := re.match(r"runs/(\w+-[\w*]+)", word))}
+    # they differ in what `--by` tells apart
+    for alpha, name in enumerate(sorted(names), 1):
         if not list(folder.glob(f"runs/{name}")):
             algorithm = name.partition("-")[0]
-            fedray(folder, "run", f"algorithm.name={algorithm}", f"run.name={name.replace('*', 'a')}", *few)
+            fedray(
+                folder,
+                "run",
+                f"algorithm.name={algorithm}",
+                f"run.name={name.replace('*', 'a')}",
+                f"data.partition.alpha={alpha}",
+                *few,
+            )
     for name in {match[1] for word in words if (match := re.match(r"sweeps/(\w+)", word))}:
         if not (folder / "sweeps" / name).exists():
             fedray(folder, *small(["tune", name]))

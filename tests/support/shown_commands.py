@@ -107,7 +107,7 @@ def kind_of(command: Command) -> str:
     if command.words[1:2] == ("-m",) or command.program in ("ray", *HELP):
         return "options"
     is_program = command.program.endswith(".py") or command.program in ("python", "python3", "...")
-    return "program" if is_program else ""
+    return "program" if is_program and program_of(command) else ""
 
 
 @functools.cache
