@@ -16,6 +16,7 @@ from fedray.config import TaskConfig
 from fedray.core.seeds import Purpose, stream
 from fedray.core.structure import call_on_copies, leaves, map_leaves
 from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task_of
+from fedray.data.sources.targets import QUANTITIES
 from fedray.errors import UserError, near_miss
 from fedray.models.behaviour import without_traces
 from fedray.models.loss_reads import OfModel
@@ -169,8 +170,21 @@ def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
     # a language model knows more tokens than the targets have
     is_larger = kind == "tokens" and outputs.shape[:-1] == y.shape and outputs.shape[-1] > classes
     if tuple(outputs.shape) not in wanted and not is_larger:
-        return f"must {what} {needs}, not {_shape(tuple(outputs.shape), len(y))}"
+        return f"must {what} {needs}, not {_shape(tuple(outputs.shape), len(y))}{_hint(kind, outputs, y, classes)}"
     return None
+
+
+def _hint(kind: str, outputs: Tensor, y: Tensor, classes: int) -> str:
+    """Returns the end of a message about ``outputs`` that do not fit the targets ``y [b, ...]``: how targets that were
+    misread are given, or an empty text."""
+    if kind == "classification" and classes > 2 and outputs.numel() == len(y):
+        return f" ({QUANTITIES})"
+    if kind == "tokens" and outputs.dim() == y.dim() + 1:
+        return (
+            f" (labels must have no gaps; if {classes - 1} marks tokens that do not count, give "
+            f"task.ignore_index={classes - 1})"
+        )
+    return ""
 
 
 def _axis(kind: str, outputs: Any, y: Tensor) -> int:
