@@ -54,7 +54,7 @@ BITS = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
             np.ones((3, 1)),
             "regression",
             1,
-            r"^warning: .*All are 0 or 1: if they are classes, .*\[:, 0\]\); if each is a label, .* give task.kind=multilabel",
+            r"^warning: .*All are 0 or 1: if they are classes, .*\(y_train\[:, 0\]\); if each is a label, .*multilabel",
         ),
         (
             np.eye(4).reshape(2, 1, 2, 4),
@@ -138,6 +138,13 @@ def test_masks_with_gaps_are_warned_about(y: Any, keys: dict[str, Any], found: l
     notes = read_targets("it", {"y_train": np.array(y)}, "tokens", **keys).notes
     assert len(notes) == len(found)
     assert all(re.search(text, note) for text, note in zip(found, notes, strict=True))
+
+
+def test_outputs_for_fewer_classes_than_a_mask_with_gaps(tmp_path):
+    x, y = RNG.normal(size=(20, 3, 2, 2)).astype(np.float32), RNG.integers(0, 2, (20, 2, 2)) * 255
+    settings = {**SETTINGS, "run.output": str(tmp_path), "run.name": "masks"}
+    with pytest.raises(UserError, match=r"not \[b, 2, 2, 2\] \(labels must have no gaps; if 255 .*ignore_index=255\)"):
+        simulate(settings, data=(x, y), test=(x, y), model=nn.Conv2d(3, 2, 1))
 
 
 def test_masks_may_be_booleans() -> None:
