@@ -298,7 +298,7 @@ def _clients(where: str, given: Mapping[str, Any], names: tuple[str, ...] | None
     else:
         for key in ("client_test", "client_names"):
             if given.get(key) is not None:
-                raise UserError(f"{where} has {key} but lacks client_train")
+                raise UserError(f"{where} has {key} but lacks client_train, the client of each training sample")
     return {"client_train": train, "client_test": test, "client_names": names}
 
 
