@@ -227,7 +227,10 @@ class Simulation:
         self._asking()
         there = self._checkpoints()
         if round not in there:
-            raise UserError(f"{self.folder} has no checkpoint of round {round}, but of {there or 'none'}")
+            raise UserError(
+                f"load_checkpoint takes a round with a checkpoint in {self.folder} "
+                f"({', '.join(map(str, there)) or 'there is none'}), not {round!r}"
+            )
         if self.config.run.save_best:
             raise UserError("load_checkpoint: the best model (run.save_best) may be of a round that would be gone")
         require_whole(self.folder / "checkpoints", round)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from fedray import __version__
 from fedray.cli import calibrate, clean, compare, costs, data, doctor, evaluate, listing, report, run, tune
-from fedray.cli.settings import EXIT_INTERRUPTED, EXIT_USER
+from fedray.cli.settings import EXIT_INTERRUPTED, EXIT_USER, repeated
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, ServerError, UserError, closest, near_miss
 from fedray.usercode.importing import FORMS
@@ -87,6 +87,8 @@ def _command(arguments: Sequence[str]) -> int:
     if left and several is not None:
         # argparse recognises no settings and folders after the first option that follows one
         getattr(options, several).extend(left)
+    for line in repeated(getattr(options, "settings", ())):
+        print(line, file=sys.stderr)
     if options.command is None:
         parser.print_help()
         return EXIT_USER

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedray.config import Config, load
+from fedray.config.files import has_section
 from fedray.errors import UserError
 from fedray.util.files import is_there
 from fedray.util.uris import is_uri
@@ -49,6 +50,17 @@ def of_section(overrides: Sequence[str], section: str) -> list[str]:
     """Returns those of ``overrides`` that set a ``section`` of the configuration or a key in it, such as
     ``data={source: mnist}`` and ``data.source=mnist`` for the section ``data``."""
     return [text for text in overrides if text.partition("=")[0].partition(".")[0].strip() == section]
+
+
+def repeated(settings: Sequence[str]) -> Iterator[str]:
+    """Yields a warning for each key to which the words of a command line, ``settings``, give several values, of which
+    the last one counts. A section that is given twice has the keys of both."""
+    texts: dict[str, list[str]] = {}
+    for text in split(settings)[1]:
+        texts.setdefault(text.partition("=")[0].strip(), []).append(text)
+    for key, given in texts.items():
+        if len({*given}) > 1 and not has_section(key):
+            yield f"warning: {key} is given more than once: the last one counts, {given[-1]}"
 
 
 def load_settings(settings: Sequence[str]) -> Config:

@@ -130,7 +130,9 @@ def _hyper_parameters(cls: type[Algorithm], values: Mapping[str, Any], name: str
         where = f"{name}{'' if is_set else ' (algorithm.name is not set)'}: "
         having = sorted(known for known, other in known_algorithms().items() if unknown[0] in other.Hyper.model_fields)
         others = "" if is_set or not having else f"; it is a key of {', '.join(having)}"
-        raise UserError(where + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm.") + others)
+        known = [*cls.Hyper.model_fields]
+        known = ["name"] if closest(unknown[0], ["name", *known]) == "name" else known
+        raise UserError(where + unknown_key(unknown[0], known, "algorithm.") + others)
     return check(cls.Hyper, values, prefix="algorithm.")
 
 

@@ -86,7 +86,7 @@ def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_
         },
         notes=(
             *data.notes,
-            *doubts(source.name, source.x_train, source.scale),
+            *doubts(source),
             *notes,
             *lines,
             *_note_on_public_set(config, source, data),

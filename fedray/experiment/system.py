@@ -182,8 +182,8 @@ def _notes(clock: Clock, present: NDArray[np.int64], draws: int) -> Iterator[str
         fastest = int(present[alone.argmin()])
         if alone.min() > system.deadline_seconds:
             raise UserError(
-                f"system.deadline_seconds={system.deadline_seconds:g} is less than even the fastest client, {fastest}, "
-                f"needs{of_phase}: {clock.arithmetic(place, fastest)}"
+                f"system.deadline_seconds={system.deadline_seconds:g} is less than even client {fastest}, the fastest "
+                f"one, needs{of_phase}: {clock.arithmetic(place, fastest)}"
             )
         first = clock.together(place, np.sort(present[alone.argsort(kind="stable")[:draws]])).min()
         if first > system.deadline_seconds:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from fedray.config import TaskConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.core.structure import call_on_copies, leaves, map_leaves
-from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task_of
+from fedray.core.structure import leaves, map_leaves
+from fedray.core.task import Counting, Loss, Metric, Task, cross_entropy, sums_of_samples, task_of
 from fedray.errors import UserError, near_miss
 from fedray.models.behaviour import without_traces
 from fedray.models.loss_reads import OfModel
+from fedray.models.outputs import class_axis, first_outputs, misfit, note_on_probabilities, outputs_of
 from fedray.models.reduction import notes_on_parameters, require_same_mean, without_reduction
 from fedray.usercode.importing import as_user_error
 
@@ -68,9 +69,8 @@ def fit_task(
         UserError: The model's outputs do not fit the targets, or a loss or metric can't be used.
     """
     notes: list[str] = []
-    with as_user_error(f"model {name} can't take inputs of {_shapes(x)}"):
-        outputs = outputs_of(module, x, training=False)
-    obstacle = _misfit(kind, outputs, y, classes)
+    outputs = first_outputs(module, x, name)
+    obstacle = misfit(kind, outputs, y, classes)
     others = [type(each).__name__ for each in leaves(outputs) if not isinstance(each, Tensor)]
     if loss is not None and others:
         raise UserError(
@@ -83,7 +83,7 @@ def fit_task(
         raise UserError(f"model {name} {obstacle}")
     if kind == "other" and loss is None:
         raise UserError("task.kind=other needs a user-defined loss: simulate(..., loss=...)")
-    task = task_of(kind, _axis(kind, outputs, y), section.ignore_index)
+    task = task_of(kind, class_axis(kind, outputs, y), section.ignore_index)
     of_model = None
     if loss is not None or metrics:
         with without_traces(module), as_user_error(f"model {name} failed in training mode"):
@@ -94,6 +94,7 @@ def fit_task(
             f"warning: the outputs of model {name} lie between 0 and 1, but the metrics of task.kind=multilabel take "
             "an output above 0 for a yes: let the model return logits (with nn.BCEWithLogitsLoss)"
         )
+    notes += note_on_probabilities(task, outputs, name) if loss in (None, cross_entropy) else []
     if loss is not None:
         task, lines = _with_loss(task, trial, loss)
         notes += lines
@@ -101,7 +102,7 @@ def fit_task(
     task = _with_metrics(task, trial, section, metrics)
     with as_user_error(f"model {name} failed in training mode"):
         outputs = outputs_of(module, x, training=True)
-    if obstacle := _misfit(kind, outputs, y, classes):
+    if obstacle := misfit(kind, outputs, y, classes):
         raise UserError(f"model {name}, in training mode, {obstacle}")
     return task, notes
 
@@ -113,6 +114,7 @@ def _with_loss(task: Task, trial: _Trial, custom: Loss) -> tuple[Task, list[str]
     trial, per_entry, has_parameters = trial.check("the loss", loss, PLAIN_MEAN)
     task = replace(task, loss=loss, loss_per_entry=per_entry, counting=counting)
     trial.check_mean("the loss", custom, task)
+    trial.require_gradient("the loss", loss)
     notes = notes_on_parameters(custom, has_parameters)
     if trial.depends_on_batch("the loss", loss):
         notes.append(
@@ -132,61 +134,10 @@ def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
     return section.label_smoothing
 
 
-def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
-    """Returns the outputs of ``module`` for the inputs ``x [b, ...]``, from a forward pass in training mode or, if
-    ``training`` is false, in evaluation mode. The module's tensors are left as they were.
-
-    Raises :class:`UserError` if the forward pass makes new parameters.
-    """
-    before = {name for name, _ in module.named_parameters()}
-    with without_traces(module):
-        module.train(training)
-        outputs = call_on_copies(module, x)
-    if new := [name for name, _ in module.named_parameters() if name not in before]:
-        raise UserError(
-            f"the model makes its parameter {new[0]} in its first forward pass, so that copies lack it: "
-            "make it in __init__, or use a lazy layer (nn.LazyLinear)"
-        )
-    return outputs
-
-
-def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
-    """Checks whether a model's ``outputs`` have the shape that a task of this ``kind`` needs for the targets
-    ``y [b, ...]``. Returns None if they have, and otherwise text for a message that begins with the model's name, such
-    as ``must give logits [b, 10], not [b, 5]``."""
-    if kind == "other":
-        return None
-    wanted = {
-        "classification": [(len(y), classes)],
-        "tokens": [(*y.shape, classes), (len(y), classes, *y.shape[1:])],
-        "multilabel": [tuple(y.shape)],
-        "regression": [tuple(y.shape)] + ([(len(y), 1)] if y.dim() == 1 else []),
-    }[kind]
-    needs = " or ".join(_shape(shape, len(y)) for shape in wanted)
-    what = "give predictions" if kind == "regression" else "give logits"
-    if not isinstance(outputs, Tensor):
-        return f"must {what} {needs}, a tensor, not {type(outputs).__name__}"
-    # a language model knows more tokens than the targets have
-    is_larger = kind == "tokens" and outputs.shape[:-1] == y.shape and outputs.shape[-1] > classes
-    if tuple(outputs.shape) not in wanted and not is_larger:
-        return f"must {what} {needs}, not {_shape(tuple(outputs.shape), len(y))}"
-    return None
-
-
-def _axis(kind: str, outputs: Any, y: Tensor) -> int:
-    """Returns which axis of the logits has the classes in a task of kind ``tokens``: 1 or the last one (-1)."""
-    return 1 if kind == "tokens" and outputs.shape[:-1] != y.shape else -1
-
-
-def _shape(shape: tuple[int, ...], samples: int) -> str:
-    """Returns the shape of a batch of ``samples`` samples as text, with b for their number: ``[b, 10]``."""
-    first = ["b"] if shape[:1] == (samples,) else [f"{size} for b = {samples}" for size in shape[:1]]
-    return f"[{', '.join([*first, *map(str, shape[1:])])}]"
-
-
-def _shapes(x: Any) -> str:
-    shapes = [str(list(leaf.shape[1:])) for leaf in leaves(x)]
-    return f"shape {shapes[0]}" if len(shapes) == 1 else f"shapes {', '.join(shapes)}"
+def _described(outputs: Any, targets: Tensor) -> str:
+    """Returns the shapes of a batch as text: ``outputs of shape [2, 10] and targets of shape [2]``."""
+    shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves(outputs))
+    return f"outputs of shape {shapes} and targets of shape {list(targets.shape)}"
 
 
 def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mapping[str, Loss]) -> Task:
@@ -290,7 +241,7 @@ class _Trial:
         # two sizes are tried, because one of them may happen to be the number of classes
         for size in (2, self.classes + 1 if self.kind == "classification" else 3):
             outputs, targets = trial.batch(size)
-            with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
+            with as_user_error(f"{what} failed on {_described(outputs, targets)}"):
                 values = function(outputs, targets)
                 if self.of_model is not None:
                     has_parameters = self.of_model.require_unread(what, function, outputs, targets)
@@ -309,9 +260,24 @@ class _Trial:
         ``what`` is the name of the loss in error messages."""
         for size in SIZES[:2]:
             outputs, targets = self.batch(size)
-            with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
+            with as_user_error(f"{what} failed on {_described(outputs, targets)}"):
                 each, weights = task.losses(outputs, targets), task.weights(targets)
                 require_same_mean(what, loss, outputs, targets, each, weights)
+
+    def require_gradient(self, what: str, loss: Loss) -> None:
+        """Checks that torch can compute the gradient of ``loss`` with respect to the outputs. Raises
+        :class:`UserError` if not, which calls the loss ``what``."""
+        outputs, targets = self.batch(SIZES[0])
+        tracked = [leaf.requires_grad_() for leaf in leaves(outputs) if leaf.is_floating_point() or leaf.is_complex()]
+        with torch.enable_grad(), as_user_error(f"the gradient of {what} can't be computed"):
+            # copies, as a loss may write into outputs
+            total = loss(map_leaves(lambda leaf: leaf.clone(), outputs), targets).sum()
+            found = torch.autograd.grad(total, tracked, allow_unused=True) if total.requires_grad else [None]
+        if all(each is None for each in found):
+            raise UserError(
+                f"{what} has no gradient: what it returns must be computed from the outputs by torch's functions, "
+                "without detach(), item() or NumPy"
+            )
 
     def depends_on_batch(self, what: str, function: Loss) -> bool:
         """Returns whether the value that the loss or metric ``function`` gives a sample changes with the other samples

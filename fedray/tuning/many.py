@@ -192,7 +192,8 @@ def _within(name: str) -> Iterator[None]:
         yield
     except UserError as error:
         hint = "; keys that only one algorithm has go below for_algorithm, as in {fedprox: {algorithm.mu: 0.1}}"
-        raise UserError(f"{name}: {error}{hint if 'unknown key algorithm.' in str(error) else ''}") from None
+        is_of_another = "unknown key algorithm." in str(error) and "did you mean" not in str(error)
+        raise UserError(f"{name}: {error}{hint if is_of_another else ''}") from None
 
 
 def path_of(place: str, run: str) -> str:

@@ -114,6 +114,12 @@ def test_keys_and_values(arguments, message, capsys):
     assert not Path("runs").exists()
 
 
+def test_a_misspelt_name_of_an_algorithm(capsys):
+    assert refused(capsys, "algorithm.nam=fedprox", base=["engine.kind=local"]) == (
+        "pfedmo (algorithm.name is not set): unknown key algorithm.nam (did you mean 'algorithm.name'?)"
+    )
+
+
 def test_a_key_of_an_algorithm_that_was_not_named(capsys):
     line = refused(capsys, "algorithm.mu=1", base=["engine.kind=local"])
     assert line.startswith("pfedmo (algorithm.name is not set): unknown key algorithm.mu (")

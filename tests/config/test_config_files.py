@@ -259,6 +259,14 @@ def test_home_folders(monkeypatch, tmp_path):
     assert places == tuple(str(tmp_path / each) for each in ("runs", "w.pt", "fast.yaml", "spill"))
 
 
+def test_a_key_that_is_given_twice_has_a_line(capsys):
+    words = ["train.lr=0.1", "run.rounds=2", "data.partition={kind: iid}", "data.partition={min_samples: 2}"]
+    assert main(["run", *words, "train.lr=-1", "run.rounds=2"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "warning: train.lr is given more than once: the last one counts, train.lr=-1"
+    assert second.startswith("fedray: train.lr must be above 0")
+
+
 def test_a_config_file_may_have_a_sign_of_equality_in_its_path(own_folder):
     Path("lr=0.1").mkdir()
     Path("lr=0.1/config.yaml").write_text("train: {lr: 0.1}")

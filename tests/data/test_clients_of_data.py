@@ -131,6 +131,12 @@ def test_a_client_that_is_missing_or_has_no_name_is_named():
         from_fields("mine", {**fields, "client_names": ["a", "b"]})
 
 
+@pytest.mark.parametrize("test", [[(XT, YT)], (XT, YT, YT)])
+def test_clients_of_test_samples_alone_are_refused_in_the_users_words(test):
+    with pytest.raises(UserError, match=r"^test=... says which client each .* but data=... does not: give both in the"):
+        user_source((X, Y), test)
+
+
 @pytest.mark.parametrize("clients", [4, 50])
 def test_pictures_show_names(clients, tmp_path):
     owners = np.array([f"house {i:02}" for i in range(clients)])[np.arange(60) % clients]

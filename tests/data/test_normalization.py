@@ -15,7 +15,8 @@ from torchvision.transforms.v2.functional import normalize
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.normalization import ROWS, checked, of_choice
-from fedray.data.sources.source import load_source
+from fedray.data.sources.doubts import doubts
+from fedray.data.sources.source import from_fields, load_source, validate
 from fedray.data.sources.user_data import user_source
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve, resolve_data
@@ -80,6 +81,49 @@ def test_inputs_that_are_probably_not_what_was_meant_have_a_line(x, keys, line):
     assert len(found) == (0 if line is None else 1)
     for each in found:
         assert re.search(f"^warning: {source.name}: .*{line}", each)
+
+
+COLUMNS = np.stack([unit(40), 5000 * unit(40)], 1)
+TABLE = pd.DataFrame(COLUMNS, columns=["age", "income"])
+
+
+@pytest.mark.parametrize(
+    ("x", "which"),
+    [(COLUMNS, "column 1 (counted from 0)"), (TABLE, "column 'income'"), ({"x": COLUMNS}, "column 1 (counted from 0)")],
+)
+def test_a_column_that_is_not_scaled_is_named_where_it_has_a_name(x, which):
+    y = np.arange(40) % 2
+    (line,) = doubts(user_source((x, y), (x, y)))
+    assert line.startswith(f"warning: own: nothing scales the inputs, and {which} has a standard deviation of 1")
+
+
+def test_names_of_columns_are_kept_and_checked():
+    given = {"x_train": COLUMNS, "y_train": np.arange(40) % 2, "x_test": COLUMNS, "y_test": np.arange(40) % 2}
+    named = from_fields("it", {**given, "column_names": ["age", "income"]})
+    assert validate(named).column_names == ("age", "income")
+    assert user_source(TABLE.assign(label=given["y_train"]), TABLE.assign(label=0)).column_names == ("age", "income")
+    with pytest.raises(UserError, match="it: column_names must have a name for each column of inputs"):
+        from_fields("it", {**given, "column_names": ["age"]})
+
+
+@pytest.mark.parametrize(
+    ("y", "which"),
+    [
+        (2e5 + 1e5 * unit(40), "the targets have a mean of 2"),
+        (2e5 + unit(40), "the targets have a mean of 2e.05 and a standard deviation of 0.29"),
+        (np.stack([unit(40), 2e5 * unit(40)], 1), r"column 1 .counted from 0. of the targets has a mean of"),
+        (20 * unit(40), None),
+        # classes are no quantities
+        (2 * np.arange(40), None),
+    ],
+)
+def test_large_targets_of_a_regression_have_a_line(y, which):
+    x = unit((40, 3))
+    found = doubts(user_source((x, y), (x, y)))
+    assert len(found) == (which is not None)
+    assert all(
+        re.search(f"^warning: own: {which}.*, and nothing scales targets: .*divide them, or", line) for line in found
+    )
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,10 @@ BAD = {
     "mismatched lengths": ({"y_train": np.arange(11) % 4}, "x_train has 12 samples and y_train 11"),
     "mismatched owners": ({"client_train": np.arange(5)}, "x_train has 12 samples and client_train 5"),
     "float owners": ({"client_train": np.full(12, 0.5)}, "client_train must hold whole numbers"),
-    "owners of tests alone": ({"client_test": np.zeros(5, int)}, "has client_test but lacks client_train"),
+    "owners of tests alone": (
+        {"client_test": np.zeros(5, int)},
+        "has client_test but lacks client_train, the client of each",
+    ),
     "other features": ({"x_test": np.zeros((5, 4), np.float32)}, r"x_test have shape \[4\], those of x_train \[3\]"),
     "other dtype": ({"x_test": np.zeros((5, 3), np.uint8)}, "x_test is uint8, x_train float32"),
     "int features": ({"x_train": np.zeros((12, 3), int)}, "x_test is float32, x_train int64; they must be alike"),

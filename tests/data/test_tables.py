@@ -57,6 +57,15 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [pd.Categorical(Y), pd.Categorical(np.array(["u", "v", "w"])[Y])])
+def test_columns_of_categories_are_turned_into_numbers_by_their_owner(kind):
+    table = frame(kind=kind, client=CLIENTS)
+    with pytest.raises(UserError, match=r"column 'kind' is not numeric: '.' in row 0; make columns of .*get_dummies"):
+        user_source(table, table, label_column="target")
+    table = pd.get_dummies(table, columns=["kind"])
+    assert user_source(table, table, label_column="target").x_train.shape == (ROWS, 7)
+
+
 def test_the_same_bits_as_from_python(tmp_path):
     labels = np.array(["cat", "dog", "ant"])[Y]
     table = frame(labels, client=CLIENTS)
@@ -192,7 +201,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "text input": (
         frame(city="Oslo"), {},
         r"column 'city' is not numeric: 'Oslo' in row 0; if it says whose row it is, give data.client_column='city'; "
-        "texts need data.source=hf and data.tokenizer$",
+        r"make columns of 0 and 1 of categories \(pandas.get_dummies\); texts need data.source=hf and data.tokenizer$",
     ),
     "a text in an input": (
         frame(b=np.where(np.arange(ROWS) == 7, "?", "1.5")), {}, r"'b' is not numeric: '\?' in row 7$",

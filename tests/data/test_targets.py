@@ -44,7 +44,25 @@ BITS = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
             4,
             r"^warning: .* if that is its class, give y_train.argmax\(1\).*task.kind=regression",
         ),
-        (np.ones((3, 1)), "regression", 1, r"^warning: .*All are whole: if they are classes, .*\(y_train\[:, 0\]\)"),
+        (
+            np.full((3, 1), 2.0),
+            "regression",
+            1,
+            r"^warning: .*All are whole: if they are classes, .*\(y_train\[:, 0\]\)$",
+        ),
+        (
+            np.ones((3, 1)),
+            "regression",
+            1,
+            r"^warning: .*All are 0 or 1: if they are classes, .*\(y_train\[:, 0\]\); if each is a label, .*multilabel",
+        ),
+        (
+            np.eye(4).reshape(2, 1, 2, 4),
+            "regression",
+            8,
+            r"^warning: .*holds numbers. All are 0 or 1: if each is a label, .* give task.kind=multilabel",
+        ),
+        (np.eye(4, dtype=bool).reshape(2, 2, 4), "tokens", 2, r"task.kind=tokens, because y_train \[n, 2, 4\] holds"),
         (np.array([[3, 1], [0, 2]]), "tokens", 4, r"task.kind=tokens, because y_train \[n, 2\] holds whole numbers"),
         # a table that was filtered
         (
@@ -102,6 +120,38 @@ def test_targets_of_unequal_shapes_and_knuser_classes() -> None:
     assert read_targets("it", {"y_train": np.array([[1, 2], [0, -7]])}, "tokens", 9, None, -7).classes == 9
     with pytest.raises(UserError, match="label 4 in row 0"):
         read_targets("it", {"y_train": np.array([[4, 2]])}, "tokens", 3)
+
+
+@pytest.mark.parametrize(
+    ("y", "keys", "found"),
+    [
+        ([[0, 255], [0, 0]], {}, ["no token has label 1, 2, .* and 249 others.*; if 255 .*task.ignore_index=255$"]),
+        ([[0, 255], [0, 1]], {"ignored": 255}, []),
+        ([[0, 255], [0, 3]], {"ignored": 255}, ["the largest label is 3, so that there are 4 classes, .* label 1, 2:"]),
+        ([[2, 1], [3, 0]], {"ignored": 0}, []),
+        ([[0, 255], [0, 0]], {"classes": 256}, []),
+        # words of a vocabulary
+        ([[0, 5000], [0, 3]], {}, []),
+    ],
+)  # fmt: skip
+def test_masks_with_gaps_are_warned_about(y: Any, keys: dict[str, Any], found: list[str]) -> None:
+    notes = read_targets("it", {"y_train": np.array(y)}, "tokens", **keys).notes
+    assert len(notes) == len(found)
+    assert all(re.search(text, note) for text, note in zip(found, notes, strict=True))
+
+
+def test_outputs_for_fewer_classes_than_a_mask_with_gaps(tmp_path):
+    x, y = RNG.normal(size=(20, 3, 2, 2)).astype(np.float32), RNG.integers(0, 2, (20, 2, 2)) * 255
+    settings = {**SETTINGS, "run.output": str(tmp_path), "run.name": "masks"}
+    with pytest.raises(UserError, match=r"not \[b, 2, 2, 2\] \(labels must have no gaps; if 255 .*ignore_index=255\)"):
+        simulate(settings, data=(x, y), test=(x, y), model=nn.Conv2d(3, 2, 1))
+
+
+def test_masks_may_be_booleans() -> None:
+    bits = np.array([[[False, True], [True, True]]])
+    found = read_targets("it", {"y_train": bits, "y_test": bits.astype(int)})
+    assert (found.kind, found.classes) == ("tokens", 2)
+    assert np.array_equal(found.arrays["y_train"], bits.astype(int))
 
 
 X = RNG.normal(size=(60, 5)).astype(np.float32)

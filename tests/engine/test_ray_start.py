@@ -168,7 +168,7 @@ def test_runs_at_the_same_time_share_the_connection(tmp_path: Path, begin: Any) 
 )  # fmt: skip
 @pytest.mark.usefixtures("own_folder")
 def test_what_is_wrong_with_a_name_is_found_before_ray_starts(capsys, wrong: str) -> None:
-    base = [f"{key}={value}" for key, value in SETTINGS.items()]
+    base = [f"{key}={value}" for key, value in SETTINGS.items() if not wrong.startswith(f"{key}=")]
     sources = {"run": base, "tune": ["space.yaml"]}
     Path("space.yaml").write_text(
         yaml.safe_dump({"base": SETTINGS, "spaces": {"small": {"train.lr": {"uniform": [0.1, 0.2]}}}})

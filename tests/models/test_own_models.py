@@ -72,7 +72,7 @@ def mean_of_batch(logits: Tensor, targets: Tensor) -> Tensor:
         (mean_of_batch, r"metric 'own' must give one value per sample, \[b\], not a tensor of shape \[\]"),
         (lambda logits, targets: 0.5, r"metric 'own' must give one value per sample, a tensor \[b\], not float"),
         (lambda logits, targets: logits, r"metric 'own' must give .* \[b\], not a tensor of shape \[2, 4\]"),
-        (lambda logits: logits, r"metric 'own' failed on outputs of shape \[4\] and targets \[2\]: TypeError"),
+        (lambda logits: logits, r"metric 'own' failed on outputs of shape \[2, 4\] and targets of shape \[2\]: TypeE"),
         (3, "metric 'own' must be a function of outputs and targets, not 3"),
     ],
 )
@@ -94,6 +94,76 @@ def recall_of_third_class(logits: Tensor, targets: Tensor) -> Tensor:
 def test_a_metric_that_depends_on_the_batch_is_refused(metric, tmp_path):
     with pytest.raises(UserError, match="metric 'own' gives a sample another value when there are other samples"):
         run(tmp_path, {"metrics": {"own": metric}})
+
+
+def by_item(logits: Tensor, targets: Tensor) -> Tensor:
+    return torch.tensor([each.item() for each in F.cross_entropy(logits, targets, reduction="none")])
+
+
+@pytest.mark.parametrize("detached", [by_item, lambda logits, targets: logits.argmax(1).float()])
+def test_a_loss_without_a_gradient_is_at_fault_itself(detached, tmp_path):
+    with pytest.raises(UserError, match=r"^the loss has no gradient: .*computed from the outputs by torch's functions"):
+        run(tmp_path, {"loss": detached})
+    # a metric needs none
+    assert run(tmp_path, {"metrics": {"own": detached}}).summary["status"] == "completed"
+
+
+def test_a_loss_that_fails_in_the_backward_pass_is_at_fault_itself(tmp_path):
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, each: Tensor) -> Tensor:
+            return each.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            raise ValueError("no such thing")
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return Broken.apply(F.cross_entropy(logits, targets, reduction="none"))
+
+    with pytest.raises(UserError, match=r"^the gradient of the loss can't be computed: ValueError: no such thing"):
+        run(tmp_path, {"loss": loss})
+
+
+@pytest.mark.parametrize("loss", [None, "cross_entropy"])
+def test_probabilities_in_place_of_logits_are_warned_about(loss, tmp_path):
+    def notes(model: Any, **keys: Any) -> list[str]:
+        config = load({"algorithm.name": "fedavg", "engine.kind": "local", "data.clients": 4, **keys})
+        found = resolve(config, CustomObjects(source=small_source(), model=model))[0].notes
+        return [note for note in found if "are probabilities" in note]
+
+    keys = {} if loss is None else {"task.loss": loss}
+    (line,) = notes(lambda: nn.Sequential(Normed(), nn.Softmax(1)), **keys)
+    assert line.startswith("warning: the outputs of model")
+    assert not notes(Normed, **keys)
+    assert not notes(lambda: nn.Sequential(Normed(), nn.Sigmoid()), **keys)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(9, 3), nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.embedding(x).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "advice"),
+    [
+        (nn.Linear(6, CLASSES), np.int64, "; it takes floats: give images as bytes .uint8., .*, or inputs as float32$"),
+        (Words(), np.uint8, "; it takes whole numbers: give tokens as int64, since bytes .uint8. are scaled to 0..1"),
+        (Words(), np.float32, "; it takes whole numbers: give tokens as int64"),
+        (nn.Linear(7, CLASSES), np.float32, r"\(2x6 and 7x4\)$"),
+    ],
+)
+def test_inputs_of_another_type_have_advice(model, dtype, advice, tmp_path):
+    x, y = np.arange(240).reshape(40, 6) % 9, np.arange(40) % CLASSES
+    with pytest.raises(UserError, match=rf"can't take inputs of shape \[6\]: .*{advice}"):
+        simulate(
+            {"algorithm.name": "fedavg", "engine.kind": "local", "run.output": str(tmp_path), "run.name": "typed"},
+            data=(x.astype(dtype), y), test=(x.astype(dtype), y), model=model,
+        )  # fmt: skip
 
 
 def test_a_metric_that_draws_random_numbers_is_taken(tmp_path):
@@ -142,6 +212,10 @@ class Averaged(Normed):
     ("model", "message"),
     [
         (Two, r"model Two, in training mode, must give logits \[b, 4\], a tensor, not tuple"),
+        (
+            lambda: nn.Linear(FEATURES, 1),
+            r"\[b, 4\], not \[b, 1\] \(task.kind=regression takes numbers for quantities\)",
+        ),
         (Averaged, r"model Averaged must give logits \[b, 4\], not \[1 for b = 2, 4\]"),
     ],
 )

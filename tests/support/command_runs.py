@@ -8,9 +8,10 @@ FAST = ["engine.kind=local", "model.name=logistic", "algorithm.name=fedavg", "ru
 
 
 def refused(capsys, *arguments, command="run", base=FAST):
-    """Runs a command that must exit with code 2, and returns the one line that it writes to stderr."""
+    """Runs a command that must exit with code 2, and returns the one line that it writes to stderr, beside warnings of
+    settings that replace those of ``base``."""
     assert main([command, *base, *arguments]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
     assert len(lines) == 1, lines
     assert lines[0].startswith("fedray: ")
     return lines[0].removeprefix("fedray: ")

@@ -166,7 +166,7 @@ def test_a_deadline_that_nobody_can_meet(capsys):
     keys = ["data.clients=3", "system.down_mbps=1", "system.up_mbps={choice: [0.1]}", "system.latency_ms=100"]
     line = refused(capsys, *keys, "system.deadline_seconds=2")
     assert line == (
-        "system.deadline_seconds=2 is less than even the fastest client, 0, needs: 2.963 s = 0.1 s of latency + "
+        "system.deadline_seconds=2 is less than even client 0, the fastest one, needs: 2.963 s = 0.1 s of latency + "
         "0.251 s for 31,400 bytes down + 0 s for 6.02e+07 FLOPs + 0.1 s + 2.51 s for 31,400 up"
     )
     assert "in phase gradients" in refused(capsys, *keys, "algorithm.name=mime", "system.deadline_seconds=2")

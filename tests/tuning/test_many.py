@@ -57,6 +57,7 @@ def test_settings_of_an_algorithm_alone_are_applied(tmp_path):
         ({"over": {"train.lr": [0.1, 0.1]}}, "have the same name"),
         ({"over": {"train.lr": [0.1, -1]}}, "lr_-1-seed_0: train.lr"),
         ({"over": {"train.lr": [0.1]}, "overrides": ["train.lr=0.2"]}, "train.lr is set to one value as well"),
+        ({"over": {"algorithm.nam": ["fedavg"]}}, r"unknown key algorithm.nam \(did you mean 'algorithm.name'\?\)$"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"over": {"train.lr": [0.001 * k for k in range(1, 200)]}, "seeds": 100}, "19,900 runs"),
         ({"over": {"algorithm.mu": [0.1], "algorithm.name": ["fedavg"]}}, "mu_0.1-fedavg-seed_0: .*algorithm.mu"),

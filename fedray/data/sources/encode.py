@@ -101,7 +101,7 @@ def _texts(names: Sequence[Any] | None) -> Names | None:
 
 
 def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
-    """Converts labels, or other values that must be whole numbers, to int64 [n].
+    """Converts labels, or other values that must be whole numbers, to int64 [n]; false becomes 0, and true 1.
 
     Raises :class:`UserError`, which names the row, for a value that the conversion would change, such as a fraction.
     The message begins with ``where``, and calls the values ``key``, such as ``y_train``.
@@ -115,7 +115,7 @@ def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
         if changed.any():
             row = int(np.argmax(changed))
             raise UserError(f"{where}: {key} must hold whole numbers, not {values[row]:g} as in row {row}")
-    elif values.dtype.kind not in "iu":
+    elif values.dtype.kind not in "iub":
         raise UserError(f"{where}: {key} must hold whole numbers or names, not {values.dtype}")
     if values.dtype == np.uint64 and values.max(initial=0) > np.iinfo(np.int64).max:
         raise UserError(f"{where}: {key} has a number beyond int64 in row {int(values.argmax())}")

@@ -69,9 +69,10 @@ def fields_of(
     """Reads a training and a test set of Hugging Face. Returns a dict of fields of a :class:`Source`, by field name.
 
     The values are not yet checked. The fields are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and, where they
-    exist, ``client_train``, ``client_test``, ``class_names`` and ``classes``. Images, inputs that take much memory, and
-    all inputs if ``access`` is ``lazy`` become a :class:`LazyItems`, which reads a row only when it is used; other
-    inputs become arrays. Raises :class:`UserError`, which names column and row, for anything that can't be used.
+    exist, ``client_train``, ``client_test``, ``class_names``, ``column_names`` and ``classes``. Images, inputs that
+    take much memory, and all inputs if ``access`` is ``lazy`` become a :class:`LazyItems`, which reads a row only when
+    it is used; other inputs become arrays. Raises :class:`UserError`, which names column and row, for anything that
+    can't be used.
 
     Args:
         sets: the two Datasets under the names ``train`` and ``test``, in this order.
@@ -104,6 +105,8 @@ def fields_of(
         lazy = LazyItems(items, name)
         is_lazy = items.images or access == "lazy" or is_much(lazy.bytes_each * len(lazy))
         given[f"x_{part}"] = lazy if is_lazy else items.arrays()
+        if len(items.numbers) == len(items.inputs):
+            given["column_names"] = items.inputs
     names = [getattr(dataset.features[columns.target], "names", None) for dataset in sets.values()]
     if names[0] is not None and kind in (AUTO, "classification"):
         if names[-1] != names[0]:

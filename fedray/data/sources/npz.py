@@ -24,9 +24,9 @@ def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORE_INDEX) -> Sour
     """Loads the user's arrays from an npz file, which ``numpy.savez`` writes.
 
     The file must have the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``. It may have ``client_train``,
-    ``client_test``, ``x_public``, ``y_public``, ``class_names`` and ``client_names`` (:class:`Source` says what they
-    hold). A warning names other arrays, which are not read. Inputs of type uint8 are scaled to 0..1. Raises
-    :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
+    ``client_test``, ``x_public``, ``y_public``, ``class_names``, ``client_names`` and ``column_names``
+    (:class:`Source` says what they hold). A warning names other arrays, which are not read. Inputs of type uint8 are
+    scaled to 0..1. Raises :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
 
     Args:
         root: the path of the file; required.

@@ -47,6 +47,7 @@ class Source:
             server may train.
         class_names: the names of the classes, in the order of the labels; None if they have no names.
         client_names: the names of the clients, in the order of their numbers; None if they have no names.
+        column_names: the names of the columns of inputs [n, columns], for messages; None if they have no names.
         files: for a source that comes with fedray, the :func:`~fedray.data.storage.cache.file_stamp` of each file that
             was read.
         choices: for a source that comes with fedray, what decides besides the files which arrays were made of them,
@@ -74,6 +75,7 @@ class Source:
     y_public: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
+    column_names: tuple[str, ...] | None = None
     files: tuple[tuple[str, int, int, int, int], ...] = ()
     choices: str = ""
     task: str = AUTO
@@ -276,6 +278,7 @@ def _make_source(where: str, given: dict[str, Any], kind: str, ignored: int) -> 
                 )
     # a source that is checked a second time already has these notes
     notes = tuple(dict.fromkeys((*(given.get("notes") or ()), *targets.notes)))
+    found["column_names"] = _column_names(where, given, form_of(found["x_train"]))
     scaling = checked(where, form_of(found["x_train"]), given.get("scale"), given.get("shift"))
     return Source(**{**given, **found, **scaling, "notes": notes})
 
@@ -295,8 +298,19 @@ def _clients(where: str, given: Mapping[str, Any], names: tuple[str, ...] | None
     else:
         for key in ("client_test", "client_names"):
             if given.get(key) is not None:
-                raise UserError(f"{where} has {key} but lacks client_train")
+                raise UserError(f"{where} has {key} but lacks client_train, the client of each training sample")
     return {"client_train": train, "client_test": test, "client_names": names}
+
+
+def _column_names(where: str, given: Mapping[str, Any], x: Any) -> tuple[str, ...] | None:
+    """Returns the names of the columns of the inputs ``x``: the field of this name, or else those of a table."""
+    named = given.get("column_names")
+    named = getattr(given["x_train"], "columns", None) if named is None else named
+    if named is None:
+        return None
+    if not isinstance(x, np.ndarray) or x.ndim != 2 or len(named) != x.shape[1]:
+        raise UserError(f"{where}: column_names must have a name for each column of inputs [n, columns]")
+    return tuple(map(str, named))
 
 
 def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:

@@ -10,13 +10,18 @@ import pandas as pd
 from fedray.data.sources.columns import CLIENT, Columns, in_order_of
 from fedray.errors import UserError
 
+OTHER_INPUTS = (
+    "make columns of 0 and 1 of categories (pandas.get_dummies); texts need data.source=hf and data.tokenizer"
+)
+"""The advice for a column of inputs that are no numbers."""
+
 
 def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bool = True) -> tuple[Any, ...]:
     """Reads the inputs, the targets and the clients of samples from a DataFrame, in which each row is a sample.
 
-    Returns a tuple of two or three: the inputs, float32 ``[n, columns]``; the column of targets; and the column of
-    clients, if the table has one. Raises :class:`UserError`, which names the column, if a column is missing, exists
-    twice, or is not numeric.
+    Returns a tuple of two or three: the inputs, a table of float32; the column of targets; and the column of clients,
+    if the table has one. Raises :class:`UserError`, which names the column, if a column is missing, exists twice, or is
+    not numeric.
 
     Args:
         frame: the table.
@@ -28,7 +33,7 @@ def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bo
     features = frame[inputs]
     for column in features.columns:
         _require_numbers(features[column], name, columns.client_key if client is None else None)
-    x = features.to_numpy(np.float32, na_value=np.nan)
+    x = pd.DataFrame(features.to_numpy(np.float32, na_value=np.nan), columns=features.columns, copy=False)
     return (x, frame[columns.target]) if client is None else (x, frame[columns.target], frame[client])
 
 
@@ -38,12 +43,13 @@ def _require_numbers(values: pd.Series, name: str, client_key: str | None) -> No
     column = f"{name}: column {str(values.name)!r}"
     if values.dtype.kind not in "biuf":
         texts = values.astype(str)
-        wrong = pd.to_numeric(texts, errors="coerce").isna() & values.notna()
+        are_categories = isinstance(values.dtype, pd.CategoricalDtype)
+        wrong = (pd.to_numeric(texts, errors="coerce").isna() | are_categories) & values.notna()
         row = int(wrong.argmax())
         example = f": {texts.iloc[row]!r} in row {row}" if wrong.any() else ""
         hint = ""
         if wrong.any() and wrong.sum() == values.notna().sum():
-            hint = "; texts need data.source=hf and data.tokenizer"
+            hint = f"; {OTHER_INPUTS}"
             if client_key:
                 hint = f"; if it says whose row it is, give {client_key}={str(values.name)!r}{hint}"
         raise UserError(f"{column} is not numeric{example}{hint}")

@@ -19,6 +19,10 @@ QUANTITIES = "task.kind=regression takes numbers for quantities"
 MANY, FEW = 20, 5
 """More than ``MANY`` classes are taken for a mistake if they have fewer than ``FEW`` samples each on average."""
 
+BYTES = 256
+"""Labels of tokens are expected to have no gaps up to this number of classes, as those of masks. More classes are those
+of a vocabulary, of which a text seldom has all words."""
+
 LISTED = 5
 """The largest number of classes that a line names."""
 
@@ -76,7 +80,7 @@ def read_targets(
             notes += _note_on_many(first, arrays[first], names is None)
         if names is None and classes is None:
             classes = _count_classes(where, arrays)
-            notes += _note_on_gaps(arrays, classes)
+            notes += _note_on_gaps(arrays, classes, "sample")
         notes += _note_on_unknown(arrays, names)
         notes += _note_on_categories(given[first], arrays, names)
         counted = int(classes) if names is None else len(names)
@@ -89,6 +93,9 @@ def read_targets(
                     f"{where}: targets of {key} have shape {list(y.shape[1:])}, those of {first} {list(shape)}"
                 )
         counted = _outputs(arrays, kind, ignored) if classes is None else int(classes)
+        if kind == "tokens" and names is None and classes is None and counted <= BYTES:
+            line = f"; if {counted - 1} marks tokens that do not count, give task.ignore_index={counted - 1}"
+            notes += [note + line for note in _note_on_gaps(arrays, counted, "token")]
     classes = counted if classes is None else int(classes)
     if names is not None and len(names) != classes:
         raise UserError(f"{where}: the classes have {len(names)} names, but classes is {classes}")
@@ -118,8 +125,8 @@ def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
             f"{where}: {key} has shape {list(y.shape)}; give classes as [n] ({key}[:, 0]), or set task.kind"
         )
     shape = ", ".join(["n", *map(str, y.shape[1:])])
-    binary = y.shape[1:] != (1,) and bool(((y == 0) | (y == 1)).all())
-    if binary and y.ndim == 2:
+    binary, single = bool(((y == 0) | (y == 1)).all()), y.shape[1:] == (1,)
+    if binary and y.ndim == 2 and not single:
         line = f"task.kind=multilabel, because {key} [{shape}] holds only 0 and 1"
         if not (y.sum(1) == 1).all():
             return "multilabel", f"{line}; {QUANTITIES}"
@@ -130,9 +137,13 @@ def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
     if y.dtype.kind != "f":
         return "tokens", f"task.kind=tokens, because {key} [{shape}] holds whole numbers; {QUANTITIES}"
     line = f"task.kind=regression, because {key} [{shape}] holds numbers"
-    if y.shape[1:] == (1,) and (y == np.trunc(y)).all():
-        return "regression", f"warning: {line}. All are whole: if they are classes, give them as [n] ({key}[:, 0])"
-    return "regression", line
+    advice = []
+    if single and (y == np.trunc(y)).all():
+        advice.append(f"if they are classes, give them as [n] ({key}[:, 0])")
+    if binary:
+        advice.append("if each is a label, for which the model has one output, give task.kind=multilabel")
+    what = "0 or 1" if binary else "whole"
+    return "regression", f"warning: {line}. All are {what}: {'; '.join(advice)}" if advice else line
 
 
 def _kind_of_numbers(key: str, y: np.ndarray) -> tuple[str, str]:
@@ -161,15 +172,18 @@ def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
     return [f"warning: {key} has {classes:,} classes for {len(y):,} samples; {hint}"]
 
 
-def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
+def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int, what: str) -> list[str]:
     """Returns a list with a warning if no sample has some of the labels below the largest one, or else an
-    empty list."""
-    absent = np.setdiff1d(np.arange(classes), np.concatenate(list(arrays.values())))
-    if not len(absent):
+    empty list. ``what`` has a label: a sample or a token."""
+    is_there = np.zeros(classes, np.bool_)
+    for y in arrays.values():
+        is_there[y[(y >= 0) & (y < classes)]] = True
+    if is_there.all():
         return []
     return [
-        f"warning: the largest label is {classes - 1}, so that there are {classes:,} classes, but no sample has label "
-        f"{_listed(absent)}: the model has outputs for these, too, unless labels are numbered without gaps"
+        f"warning: the largest label is {classes - 1}, so that there are {classes:,} classes, but no {what} has label "
+        f"{_listed(np.flatnonzero(~is_there))}: the model has outputs for these, too, unless labels are numbered "
+        "without gaps"
     ]
 
 

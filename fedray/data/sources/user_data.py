@@ -95,7 +95,7 @@ def _source_of(
         raise UserError("data=... and test=... must both be a Hugging Face Dataset, or neither")
     if is_table(data):
         fields = fields_of({"train": data, "test": test}, columns, kind, access, image_size)
-        return from_fields("own", fields, "data", kind, ignored)
+        return _checked(fields, kind, ignored)
     if image_size is not None:
         raise UserError("data.image_size is for images in a Hugging Face Dataset, and data=... is none")
     given = _read_fields(data, "data", "train", columns, access)
@@ -104,7 +104,17 @@ def _source_of(
         test = with_columns_of(data, test, columns)
     elif is_arrays(data) and is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
         test = (with_columns_of(data[0], test[0]), *test[1:])
-    return from_fields("own", given | _read_fields(test, "test", "test", columns, access), "data", kind, ignored)
+    return _checked(given | _read_fields(test, "test", "test", columns, access), kind, ignored)
+
+
+def _checked(fields: Mapping[str, Any], kind: str, ignored: int) -> Source:
+    """Returns the source with these fields. Raises :class:`UserError` if something is wrong with them."""
+    if "client_test" in fields and "client_train" not in fields:
+        raise UserError(
+            "test=... says which client each sample belongs to, as a list does that has one element for each client, "
+            "but data=... does not: give both in the same form"
+        )
+    return from_fields("own", fields, "data", kind, ignored)
 
 
 def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str) -> dict[str, Any]:
