@@ -63,16 +63,18 @@ def small(words: list[str], folder: Path = ROOT) -> list[str]:
             words = [word for word in words if not re.match(r"data\.(source|image|norm|root)", word)]
         words += ["data.source=sample", "data.variant=null"]
         words += SMALL[words[0]] if "--seeds" not in words else []
-        words += [_short(folder, words)] if words[0] == "run" else []
+        words += _short(folder, words) if words[0] == "run" else []
     return words
 
 
-def _short(folder: Path, words: list[str]) -> str:
-    """The setting that makes a run short; a warm-up must have an end."""
+def _short(folder: Path, words: list[str]) -> list[str]:
+    """The settings that make a run short; a warm-up must have an end."""
     files = [folder / word for word in words if word.endswith(".yaml")]
     if any("run.iterations" in flat(read(str(file))[0]) for file in files):
-        return "run.iterations=80"
-    return "run.rounds=6" if "warmup" in str(words) else "run.rounds=2"
+        return ["run.iterations=80"]
+    rounds = "run.rounds=6" if "warmup" in str(words) else "run.rounds=2"
+    # a file may have train.local_epochs
+    return [rounds, *([] if files else ["train.local_steps=2"])]
 
 
 def fedray(folder: Path, *words: str) -> str:

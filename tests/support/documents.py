@@ -141,7 +141,8 @@ def _split_or_nothing(line: str) -> list[tuple[str, ...]]:
 
 
 def files_of(page: str) -> dict[str, str]:
-    """The files that a page shows: fenced blocks whose name is in their first line, or in the sentence before them."""
+    """The files that a page shows: fenced blocks whose name is in their first line, or in the sentence before them; and
+    what is indented below the line of a block that names it."""
     found, text = {}, TEXTS[page]
     for match in FENCED.finditer(text):
         names = re.findall(r"^# (\w+\.(?:yaml|py))\b", match[2]) or re.findall(
@@ -149,4 +150,7 @@ def files_of(page: str) -> dict[str, str]:
         )
         for name in names[-1:]:
             found[name] = match[2]
+    for block in (block for block in indented() if block.page == page):
+        for name, content in re.findall(r"\b(\w+\.yaml)\b.*\n((?: +.*\n)+)", block.text):
+            found[name] = textwrap.dedent(content)
     return found
