@@ -251,7 +251,8 @@ def test_why_an_actor_has_to_wait(ray_cluster):
 
 
 def command(*arguments):
-    return [sys.executable, str(PROGRAM), *FAST, *arguments]
+    given = {word.partition("=")[0] for word in arguments}
+    return [sys.executable, str(PROGRAM), *(word for word in FAST if word.partition("=")[0] not in given), *arguments]
 
 
 @pytest.mark.slow
