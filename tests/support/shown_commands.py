@@ -198,8 +198,12 @@ def _check_search(suite: str | None, files: Sequence[str], overrides: Sequence[s
 
 
 def resolve_here(config: Config) -> None:
-    """Resolves a configuration as `--print-config` does, without weights and a precision that are not here."""
+    """Resolves a configuration as `--print-config` does, without weights and a precision that are not here. Of a model
+    on a hub only what is known before the model is read."""
     model, train = config.model, config.train
+    if model.name.startswith("transformers:"):
+        choose_algorithm(config, CustomObjects())
+        return
     if model.weights and not Path(model.weights).exists():
         model = model.model_copy(update={"weights": None})
     if train.precision == "tf32" and not torch.cuda.is_available():
