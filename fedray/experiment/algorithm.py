@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from inspect import isfunction
+from inspect import isfunction, unwrap
 from types import CodeType
 from typing import Any
 
@@ -92,7 +92,7 @@ def misspelt_methods(cls: type[Algorithm]) -> Iterator[str]:
     known = [name for name, value in vars(Algorithm).items() if isfunction(value) and not name.startswith("_")]
     for each in (each for each in cls.__mro__ if not is_of_known(each)):
         methods = {name: value for name, value in vars(each).items() if isfunction(value)}
-        called = {*cls.phases}.union(*(_names_in(method.__code__) for method in methods.values()))
+        called = {*cls.phases}.union(*(_names_in(unwrap(method).__code__) for method in methods.values()))
         for name in sorted(methods.keys() - called):
             meant = None if name.startswith("_") or hasattr(Algorithm, name) else closest(name, known, cutoff=0.8)
             if meant:
