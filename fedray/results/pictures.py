@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedray.results.clients import SHARES, distribution
+from fedray.results.clients import FINETUNED, PERSONAL, SHARES, distribution
 from fedray.results.comparison import ComparisonTables, Environment
 from fedray.results.curves import mean_curve
 from fedray.results.grouping import Group
+from fedray.results.measure import Measure
 from fedray.results.number_pictures import number_figures
 from fedray.results.panel import Curve, Panel, draw_panels, parts_of
 from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, clean_frame, escaped, figure_of, legend, lines_for
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
-"""The columns that are drawn in addition to the compared metric, with their axis labels."""
+"""The losses that are drawn in addition to the compared metric, with their axis labels."""
+
+OF_CLIENTS = {PERSONAL: "of personal models", FINETUNED: "of fine-tuned models"}
+"""The clients' own models, whose mean metric is drawn where a run has it, with their names at the axes."""
 
 
 def figures_of(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
@@ -30,9 +35,10 @@ def environment_figures(comparison: ComparisonTables, environment: Environment) 
     """Draws the pictures of one part of a comparison, ``environment``, which has groups of runs on the same data and
     model. Yields pairs: a sentence that says what the figure shows, and the figure.
 
-    They show the metric and the losses over the rounds (or another axis), and the metric's distribution over clients.
+    They show the metric, that of the clients' own models, and the losses over the rounds (or another axis), and the
+    metric's distribution over clients.
     """
-    for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
+    for panel in panels_of(comparison, environment, [*_metrics(comparison.measure), *LOSSES]):
         names = ", ".join(curve.name for curve in panel.curves)
         where = f"{panel.title}: " if panel.title else ""
         yield f"{where}{panel.ylabel} over {LABEL_OF_AXIS[panel.over]}, of {names}", draw_panels([panel])
@@ -41,38 +47,53 @@ def environment_figures(comparison: ComparisonTables, environment: Environment) 
 
 def curves_figure(comparison: ComparisonTables) -> Figure:
     """Returns the one figure that a comparison writes as curves.png and curves.svg, for papers: for each environment
-    (groups on the same data and model) a panel with the compared metric and a panel with the test loss."""
-    columns = [comparison.measure.column, "test_loss"]
+    (groups on the same data and model) a panel with the compared metric, one with that of the clients' personal models
+    if any were scored, the same for fine-tuned ones, and one with the test loss."""
+    columns = [*_metrics(comparison.measure), "test_loss"]
     return draw_panels([panel for each in comparison.environments for panel in panels_of(comparison, each, columns)])
 
 
 def panels_of(comparison: ComparisonTables, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
     """Yields the panels (pairs of axes) that show the groups of ``environment``. A panel has the mean curves of one of
-    ``columns``, which are columns of metrics.csv, for at most nine groups.
+    ``columns``, which are columns of metrics.csv, for at most nine groups. A column that no run has is left out.
 
     If there are more groups, there are several panels for a column. Each has the baseline, if there is one, and further
     groups, the best first.
     """
     measure = comparison.measure
+    labels = LOSSES | _metrics(measure)
     parts = list(parts_of(environment.groups, environment.baseline))
     for column in columns:
         is_loss = column in LOSSES
         for number, groups in enumerate(parts, 1):
             part = f"part {number} of {len(parts)}" if len(parts) > 1 else ""
             lines = _lines(groups, comparison)
+            points = {group: mean_curve(group.runs, column, comparison.over) for group in groups}
+            # a group whose runs all diverged is named, and one that has no such models is not
             curves = [
-                Curve(_name(group, column), lines[group.label], mean_curve(group.runs, column, comparison.over))
-                for group in groups
+                Curve(_name(group, column), lines[group.label], found)
+                for group, found in points.items()
+                if len(found) or not group.ended
             ]
-            if any(len(curve.points) for curve in curves):
+            if any(map(len, points.values())):
                 yield Panel(
                     title=", ".join(filter(None, [environment.name, part])),
-                    ylabel=LOSSES[column] if is_loss else f"test {measure.words}{measure.unit}",
+                    ylabel=labels[column],
                     over=comparison.over,
                     curves=curves,
                     scale=1.0 if is_loss else measure.scale,
                     ceiling=100.0 if measure.percent and not is_loss else np.inf,
                 )
+
+
+def _metrics(measure: Measure) -> dict[str, str]:
+    """Returns the columns that hold the metric ``measure``: the compared one, and the means over clients of their own
+    models. The values are axis labels."""
+    own = {
+        replace(measure, of=f"clients_{kind.rstrip('_')}").column: f"test {measure.words} {words}, mean{measure.unit}"
+        for kind, words in OF_CLIENTS.items()
+    }
+    return {measure.column: f"test {measure.words}{measure.unit}"} | own
 
 
 def _lines(groups: Sequence[Group], comparison: ComparisonTables) -> dict[str, Line]:

@@ -40,6 +40,14 @@ def test_personal_models_stand_beside_the_global_one(tmp_path):
     assert found.targets.set_index("group").loc["fedper", "rounds_speedup"] != 1
     legend = {text.get_text() for text in curves_figure(found).axes[0].get_legend().get_texts()}
     assert legend == {"fedavg", "fedper (global model)"}
+    panels = {axes.get_ylabel(): axes for axes in curves_figure(found).axes}
+    assert [*panels] == [
+        "test accuracy, %", "test accuracy of personal models, mean, %",
+        "test accuracy of fine-tuned models, mean, %", "test loss",
+    ]  # fmt: skip
+    (curve,) = panels["test accuracy of personal models, mean, %"].get_lines()
+    assert curve.get_label() == "fedper"
+    assert curve.get_ydata()[-1] == pytest.approx(100 * np.mean(finals))
     best = np.sort(
         [np.sort(last_scores(path.parent)["personal_accuracy"]) for path in tmp_path.glob("fedper-*/*/metrics.csv")]
     )
