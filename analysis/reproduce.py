@@ -47,16 +47,17 @@ def _parser() -> Parser:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from reproducing.reproduce import Request, reproduce
-
-    from fedray.tracking.progress import Display
-
     if options.seeds is not None and options.seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {options.seeds}")
     if options.list:
         return _list(options)
     if options.name is None:
         raise UserError("give the name of a table, such as fedtrip/table4; --list shows all")
+    from reproducing.reproduce import reproduce
+    from reproducing.request import Request
+
+    from fedray.tracking.progress import Display
+
     display = Display()
     display.say("fedray: loading ...")
     request = Request(options.name, options.column, options.seeds, options.quick, options.output)
@@ -73,8 +74,9 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from reproducing.costs import PROCESSORS
+    from reproducing.listing import listing
     from reproducing.published import known_tables
-    from reproducing.reproduce import Request, listing
+    from reproducing.request import Request
 
     if options.column and options.name is None:
         raise UserError("--column is one of a table: name the table, as in: reproduce.py fedtrip/table4 --list")

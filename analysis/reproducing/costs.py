@@ -5,17 +5,24 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from fedray.config import Config, load
 from fedray.results.runs import RecordedRun, read_run
-from fedray.tuning.finals import is_finished
+from fedray.tracking.folder import is_finished
 from reproducing.published import EXPERIMENTS, Cell
 
 PROCESSORS = 2
 """The processors of the machine on which ``costs.csv`` was measured. All hours are those of so many."""
+
+
+SIZES = (
+    "data.clients", "train.cohort_size", "train.participation", "train.batch_size", "train.local_steps",
+    "train.local_epochs", "run.rounds", "run.iterations",
+)  # fmt: skip
+"""The keys of a cell on which its hours depend. No experiment has other values of them for some algorithm."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,10 @@ class Costs:
 
     def _of_a_round(self, cell: Cell) -> tuple[float, int]:
         """Returns the hours that a round of a cell was measured to take, and how many rounds its runs have."""
-        if cell.name not in self._expected:
-            config = cell.config({})
+        sized = replace(cell, settings={key: value for key, value in cell.settings.items() if key in SIZES})
+        if sized.name not in self._expected:
+            # reading a configuration takes milliseconds, and there are hundreds of cells that differ in nothing else
+            config = sized.config({})
             row = self._measured.get(f"{cell.file.parent.name}/{cell.file.stem}")
             hours = math.nan
             if row is not None:
@@ -89,8 +98,8 @@ class Costs:
                 steps = _steps_against_measured(config, _own_config(cell.file), float(row["local_steps"]))
                 of_round = float(row["hours_per_run"]) / float(row["rounds"])
                 hours = of_round * cohort / float(row["cohort"]) * steps
-            self._expected[cell.name] = hours, config.rounds
-        return self._expected[cell.name]
+            self._expected[sized.name] = hours, config.rounds
+        return self._expected[sized.name]
 
 
 @cache

@@ -14,7 +14,7 @@ from fedray.results.measure import Measure
 from fedray.results.outcomes import least_costs, to_reach
 from fedray.results.runs import LeftOut, RecordedRun, read_run
 from fedray.results.statistics import mean_and_margin
-from fedray.tuning.finals import is_finished
+from fedray.tracking.folder import is_finished
 from reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
 from reproducing.published import Cell, PublishedTable
 

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from fedray.config import Config, check, expand, flat, load, plain, read_file
 from fedray.config.section import Real, Section, Whole
 from fedray.errors import UserError, near_miss
-from fedray.tuning.planned import Planned
+
+if TYPE_CHECKING:
+    from fedray.tuning.planned import Planned
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 """The experiments of the papers."""
@@ -101,6 +103,8 @@ class Cell:
 
     def planned(self, seeds: int, more: Mapping[str, Any]) -> list[Planned]:
         """Returns its runs with so many ``seeds``, by which data are partitioned as well."""
+        from fedray.tuning.planned import Planned
+
         found = []
         for seed in self.seeds(seeds):
             config = self.config({**more, "run.seed": seed, "data.seed": seed})

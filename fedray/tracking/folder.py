@@ -309,3 +309,16 @@ def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
         if isinstance(found, dict) and all(key in found for key in keys):
             return found
     raise UserError(f"{path} is damaged: use run.resume=false to start over")
+
+
+def is_finished(run: Path) -> bool:
+    """Returns whether the run in the folder ``run`` has completed or diverged. False means that the run still has to be
+    made or continued.
+
+    Raises :class:`UserError` if the summary.json of the run is damaged.
+    """
+    path = run / "summary.json"
+    try:
+        return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
+    except (OSError, ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is damaged: remove {run}, and the run is made again") from None

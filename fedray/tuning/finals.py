@@ -3,14 +3,14 @@ the test set."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.errors import UserError, last_line
+from fedray.errors import last_line
+from fedray.tracking.folder import is_finished
 from fedray.tracking.progress import number_text
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import sampled_values
@@ -62,19 +62,6 @@ def fresh_seeds(spec: SweepSpec, seeds: int) -> range:
     the trials ran with seeds 0 and 1, ``fresh_seeds(spec, 3)`` is 2, 3, 4."""
     first = first_seed(spec.base) + spec.tune.seeds
     return range(first, first + seeds)
-
-
-def is_finished(run: Path) -> bool:
-    """Returns whether the run in the folder ``run`` has completed or diverged. False means that the run still has to be
-    made or continued.
-
-    Raises :class:`UserError` if the summary.json of the run is damaged.
-    """
-    path = run / "summary.json"
-    try:
-        return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
-    except (OSError, ValueError, TypeError, KeyError):
-        raise UserError(f"{path} is damaged: remove {run}, and the run is made again") from None
 
 
 class FinalRuns:

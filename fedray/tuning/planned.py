@@ -14,8 +14,7 @@ from fedray.engine.ray.start import RayStart
 from fedray.errors import UserError, last_line
 from fedray.loggers import prepare
 from fedray.system.devices import MAY_NAME_FILES, with_absolute_paths
-from fedray.tracking.folder import keys_that_differ, read_config
-from fedray.tuning.finals import is_finished
+from fedray.tracking.folder import is_finished, keys_that_differ, read_config
 from fedray.tuning.trial import Assignment, Line, Message, Round, RunEnd
 from fedray.util.uris import below, is_uri
 

@@ -17,7 +17,8 @@ from fedray.results.panel import Curve, Panel, bands_caption, draw_panels, parts
 from fedray.results.style import lines_for
 from fedray.results.tables import amount, markdown, p_value, shown_values
 from fedray.results.unequal import public_samples
-from fedray.tuning.finals import fresh_seeds, is_finished, label_of
+from fedray.tracking.folder import is_finished
+from fedray.tuning.finals import fresh_seeds, label_of
 from fedray.tuning.recorded import objective_of
 from fedray.tuning.report import STATES, state_of
 from fedray.tuning.storage import study_of

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +22,14 @@ from reproducing.accounting import gflops_of_a_round
 from reproducing.costs import Costs
 from reproducing.measure import frame, measured
 from reproducing.provenance import made_by, sentence
-from reproducing.published import read_table
+from reproducing.published import known_tables, read_table
 from reproducing.report import text_of
 
 import fedray
 from fedray.errors import UserError
 from fedray.results.runs import read_run
+
+PATH = os.pathsep.join(filter(None, [str(Path(published.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.mark.slow
@@ -100,6 +104,28 @@ def test_cost_without_runs(mine, capsys):
     assert main(["paper/rounds", "--quick", "--list"]) == 0
     assert "\n    4 runs, 0 done; at most about 0.2 h\n" in capsys.readouterr().out
     assert listed.endswith("Hours are of 2 processors without a GPU (analysis/experiments/README.md).\n")
+
+
+def test_cells_that_share_their_hours(monkeypatch):
+    """What a run takes is found once for all cells of the same sizes, whatever else their algorithms set."""
+    tables = map(read_table, known_tables())
+    cells = {(each.file, each.settings["algorithm.name"]): each for table in tables for each in table.cells}
+    shared = Costs(Path("none"), [])
+    assert len(cells) > 300
+    found = [shared._of_a_round(cell) for cell in cells.values()]
+    monkeypatch.setattr("reproducing.costs.SIZES", {key for cell in cells.values() for key in cell.settings})
+    alone = Costs(Path("none"), [])
+    np.testing.assert_array_equal(found, [alone._of_a_round(cell) for cell in cells.values()])
+
+
+def test_a_list_needs_neither_torch_nor_scipy():
+    """It is there in seconds."""
+    code = (
+        "import sys, reproduce; reproduce.main(['fedtrip/table4', '--list']);"
+        "print({'torch', 'scipy', 'ray', 'matplotlib'} & {*sys.modules})"
+    )
+    done = subprocess.check_output([sys.executable, "-c", code], text=True, env={**os.environ, "PYTHONPATH": PATH})
+    assert done.endswith("\nset()\n")
 
 
 @pytest.mark.parametrize(("processes", "slowness"), [(1, 2), (2, 2), (3, 4)])
