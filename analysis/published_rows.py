@@ -1,8 +1,8 @@
-"""Counts how many published numbers come out: all cells of the papers' tables, against what is stored in
-analysis/results/reproduced.
+"""Lists all published numbers, all cells of the papers' tables, with what came out here, and counts them.
 
     python analysis/published_rows.py                    # prints the table of analysis/results/published_rows.md
-    python analysis/published_rows.py --results FOLDER   # of other results
+    python analysis/published_rows.py --list FILE        # writes all numbers into FILE: analysis/results/published_rows.csv
+    python analysis/published_rows.py --results FOLDER   # of other results than those in analysis/results/reproduced
 
 A published number is *reproduced* if the 95 % interval of the mean over seeds covers it, or, where there is no interval
 (medians, one or two seeds), if what was measured is within 5 % of it. Otherwise it has the *same place* if its row has
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,31 +30,46 @@ RESULTS = Path(__file__).parent / "results" / "reproduced"
 OUTCOMES = ("reproduced", "same place", "other", "not run")
 """What can become of a published number, the best first."""
 
-READING = re.compile(r"_(authors|alexnet|emnist_test|signals|unit|coverage|test|ablation|variants\w*|gib|sent)$")
-"""The end of the name of a table that is another reading, or a part, of the table before it."""
+READING = re.compile(
+    r"_(authors|alexnet|emnist_test|signals|unit|coverage|test|ablation|variants\w*|readings\w*|gib|sent|2000)$"
+)
+"""The end of the name of a table that is another reading, a part, or a shortened repetition of others, whose numbers it
+has."""
 
 CLOSE = 0.05
 """The largest relative difference that counts as reproduced where there is no interval."""
 
 
-def count(results: Path) -> pd.DataFrame:
-    """Returns a row for each published table, with how many of its numbers have each of :data:`OUTCOMES`, and a row
-    with their sums. ``results`` is a folder like ``analysis/results/reproduced``."""
+def every(results: Path) -> pd.DataFrame:
+    """Returns a row for each published number: the ``table``, ``column``, ``row``, what was ``published``, one of
+    :data:`OUTCOMES`, and the stored result to which it applies, if there is one: its ``reading`` (a folder of
+    ``results``), ``measured``, ``margin`` (half the 95 % interval; NaN of medians and of fewer than three runs),
+    ``runs`` and how many of these ``diverged``. ``results`` is a folder like ``analysis/results/reproduced``."""
     rows = []
-    for name in known_tables():
-        # other readings of a table, such as table4_authors, have its numbers, too
+    # other readings of a table, such as table4_authors, have its numbers, too
+    for name in (each for each in known_tables() if not READING.search(each)):
         table = read_table(name)
-        published = {} if READING.search(name) else numbers_of(table)
-        if published:
-            best = dict.fromkeys(published, "not run")
-            for found in readings(results, name):
-                for cell, outcome in outcomes(table, found, published).items():
-                    best[cell] = min(best[cell], outcome, key=OUTCOMES.index)
-            counted = Counter(best.values())
-            rows.append({"table": name, "numbers": len(published), **{each: counted[each] for each in OUTCOMES}})
-    table = pd.DataFrame(rows)
-    total = {"table": "all", **{column: int(table[column].sum()) for column in table.columns[1:]}}
-    return pd.concat([table, pd.DataFrame([total])], ignore_index=True)
+        published = numbers_of(table)
+        best: dict[Any, dict[str, Any]] = {cell: {"outcome": "not run"} for cell in published}
+        for folder, found in readings(results, name):
+            of_cell = found.set_index(["column", "row"])[["measured", "margin", "runs", "diverged"]]
+            for cell, outcome in outcomes(table, found, published).items():
+                if OUTCOMES.index(outcome) < OUTCOMES.index(best[cell]["outcome"]):
+                    best[cell] = {"outcome": outcome, "reading": folder, **of_cell.loc[cell]}
+        for (column, row), number in published.items():
+            rows.append({"table": name, "column": column, "row": row, "published": number, **best[column, row]})
+    whole = {"runs": "Int64", "diverged": "Int64"}
+    names = ["table", "column", "row", "published", "outcome", "reading", "measured", "margin", *whole]
+    return pd.DataFrame(rows, columns=names).astype(whole)
+
+
+def count(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row for each published table, with how many of its ``numbers``, as :func:`every` returns them, have
+    each of :data:`OUTCOMES`, and a row with their sums."""
+    table = pd.crosstab(numbers["table"], numbers["outcome"]).reindex(columns=list(OUTCOMES), fill_value=0)
+    table.insert(0, "numbers", table.sum(axis=1))
+    table.loc["all"] = table.sum()
+    return table.reset_index()
 
 
 def numbers_of(table: PublishedTable) -> dict[tuple[str, str], float | str]:
@@ -63,12 +77,13 @@ def numbers_of(table: PublishedTable) -> dict[tuple[str, str], float | str]:
     return {(cell.column, cell.row): cell.published for cell in table.cells if cell.published is not None}
 
 
-def readings(results: Path, name: str) -> Iterator[pd.DataFrame]:
-    """Yields the stored results of the table ``name``, in all readings. Those of shortened runs do not count."""
+def readings(results: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yields the stored results of the table ``name``, in all readings, each after the name of its folder. Those of
+    shortened runs do not count."""
     paper, table = name.split("/")
     for path in sorted(results.glob(f"{paper}/{table}*/table.csv")):
         if path.parent.name == table or READING.fullmatch(path.parent.name.removeprefix(table)):
-            yield pd.read_csv(path)
+            yield f"{paper}/{path.parent.name}", pd.read_csv(path)
 
 
 def outcomes(table: PublishedTable, found: pd.DataFrame, published: Mapping[Any, float | str]) -> dict[Any, str]:
@@ -102,7 +117,12 @@ def _places(table: PublishedTable, values: pd.Series[float]) -> pd.Series[float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of stored tables")
-    print(markdown(count(parser.parse_args().results)))
+    parser.add_argument("--list", metavar="FILE", type=Path, help="write all numbers into a CSV")
+    options = parser.parse_args()
+    numbers = every(options.results)
+    if options.list is not None:
+        options.list.write_text(numbers.to_csv(index=False, float_format="%.6g"))
+    print(markdown(count(numbers)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from published_rows import OUTCOMES, RESULTS, count
+from published_rows import OUTCOMES, RESULTS, count, every
 
 from fedray.results.tables import markdown
 
@@ -33,29 +33,43 @@ def papers(mine: Path) -> Path:
 
 def test_each_outcome(papers):
     """60 ± 3 covers 62, 40.5 alone is within 5 % of 40, and 48 ± 1 is second as 50 is, but does not cover it."""
-    assert count(papers).set_index("table").loc["all", list(OUTCOMES)].tolist() == [0, 0, 0, 4]
+    assert count(every(papers)).set_index("table").loc["all", list(OUTCOMES)].tolist() == [0, 0, 0, 4]
     store(papers / "paper/table1", "fedavg,a,62,3,,,3,0,", "fedprox,a,48,1,,,3,0,", "moon,a,40.5,,,,1,0,")
-    counted = count(papers).set_index("table")
+    counted = count(every(papers)).set_index("table")
     assert counted.loc["paper/table1", ["numbers", *OUTCOMES]].tolist() == [4, 2, 1, 0, 1]
     assert counted.loc["all"].tolist() == counted.loc["paper/table1"].tolist()
 
 
 def test_a_single_row_has_no_place(papers):
     store(papers / "paper/table1", "fedavg,a,20,3,,,3,0,")
-    assert count(papers).set_index("table").loc["all", list(OUTCOMES)].tolist() == [0, 0, 1, 3]
+    assert count(every(papers)).set_index("table").loc["all", list(OUTCOMES)].tolist() == [0, 0, 1, 3]
 
 
 def test_the_best_reading_counts(papers):
     store(papers / "paper/table1", "fedavg,a,20,3,,,3,0,", "fedprox,a,48,1,,,3,0,", "feddyn,a,,,,,3,3,")
     # the first two have changed places, and the last diverged as it should
-    assert count(papers).set_index("table").loc["all", list(OUTCOMES)].tolist() == [1, 0, 2, 1]
+    assert count(every(papers)).set_index("table").loc["all", list(OUTCOMES)].tolist() == [1, 0, 2, 1]
     store(papers / "paper/table1_authors", "fedavg,a,61,3,,,3,0,", "fedprox,a,40,1,,,3,0,", "feddyn,a,30,1,,,3,0,")
-    assert count(papers).set_index("table").loc["all", list(OUTCOMES)].tolist() == [2, 1, 0, 1]
+    assert count(every(papers)).set_index("table").loc["all", list(OUTCOMES)].tolist() == [2, 1, 0, 1]
     # what was made with fewer rounds says nothing of the published ones
     store(papers / "paper/table1-quick", "moon,a,40,3,,,3,0,")
-    assert count(papers).set_index("table").loc["all", "not run"] == 1
+    assert count(every(papers)).set_index("table").loc["all", "not run"] == 1
 
 
 def test_the_stored_count_is_that_of_the_stored_results():
     stored = (RESULTS.parent / "published_rows.md").read_text()
-    assert markdown(count(RESULTS)).strip() in stored
+    numbers = every(RESULTS)
+    assert markdown(count(numbers)).strip() in stored
+    assert numbers.to_csv(index=False, float_format="%.6g") == (RESULTS.parent / "published_rows.csv").read_text()
+
+
+def test_every_number_has_what_it_counts_by(papers):
+    """The reading that counts, and what was measured in it."""
+    store(papers / "paper/table1", "fedavg,a,20,3,,,3,0,")
+    store(papers / "paper/table1_authors", "fedavg,a,61,3,,,3,1,")
+    first, *others = every(papers).to_dict("records")
+    assert (first["row"], first["published"], first["outcome"], first["reading"]) == (
+        "fedavg", 60, "reproduced", "paper/table1_authors",
+    )  # fmt: skip
+    assert (first["measured"], first["margin"], first["runs"], first["diverged"]) == (61, 3, 3, 1)
+    assert {each["outcome"] for each in others} == {"not run"}
