@@ -1,8 +1,8 @@
 """Lists all published numbers, all cells of the papers' tables, with what came out here, and counts them.
 
-    python analysis/published_rows.py                    # prints the table of analysis/results/published_rows.md
-    python analysis/published_rows.py --list FILE        # writes all numbers, as into analysis/results/published_rows.csv
-    python analysis/published_rows.py --results FOLDER   # of other results than those in analysis/results/reproduced
+python analysis/published_rows.py                    # prints the table of analysis/results/published_rows.md
+python analysis/published_rows.py --list FILE        # writes all numbers, as into analysis/results/published_rows.csv
+python analysis/published_rows.py --results FOLDER   # of other results than those in analysis/results/reproduced
 
 A published number is *reproduced* if the 95 % interval of the mean over seeds covers it, or, where there is no interval
 (medians, one or two seeds), if what was measured is within 5 % of it. Otherwise it has the *same place* if its row has
