@@ -1,6 +1,6 @@
 """FastSlowMo: Nesterov momentum at the workers and at the aggregator.
 
-Z. Yang, J. Fu, W. Bao, D. Yuan, A. Y. Zomaya: FastSlowMo: Federated Learning With Combined Worker and Aggregator
+Z. Yang, S. Fu, W. Bao, D. Yuan, A. Y. Zomaya: FastSlowMo: Federated Learning With Combined Worker and Aggregator
 Momenta. IEEE Transactions on Artificial Intelligence 2022.
 """
 
