@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from processes import PROGRAM, python
-from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, cumulative, run
+from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, Normed, cumulative, run
 
 from fedray.algorithms import Algorithm, Carry, Result, Traffic, Upload, Work, known_algorithms
 from fedray.cli.main import main
@@ -109,6 +109,15 @@ def test_a_round_of(name, tmp_path):
     assert metrics["bytes_down"].tolist() == cumulative(CLIENTS * 4 * down)
     assert metrics["bytes_up"].tolist() == cumulative(CLIENTS * 4 * up)
     assert metrics["flops"].tolist() == cumulative(flops)
+
+
+def test_norms_that_stay_are_not_counted(tmp_path):
+    """A perceptron of 12-7-4 with a BatchNorm in between, of which neither scales and shifts nor statistics travel."""
+    shared = FEATURES * 7 + 7 + 7 * CLASSES + CLASSES
+    metrics = run(tmp_path, "fedbn", call={"model": Normed}, model__name=None).metrics
+    assert metrics["bytes_down"].tolist() == metrics["bytes_up"].tolist() == cumulative(CLIENTS * 4 * shared)
+    plain = run(tmp_path, "fedavg", call={"model": Normed}, model__name=None).metrics
+    assert metrics["flops"].tolist() == plain["flops"].tolist()
 
 
 def test_scaffolds_first_option(tmp_path):
