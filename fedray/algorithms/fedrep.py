@@ -22,6 +22,7 @@ class FedRep(FedPer):
     mini-batches of their own. ``private`` names the layers of the head (the last layer unless set).
     """
 
+    allows_aggregation = True
     paper = "Collins et al., ICML 2021"
 
     class Hyper(FedPer.Hyper):

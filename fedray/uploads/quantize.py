@@ -26,7 +26,8 @@ class Quantize(Rounding):
         if not step > 0:
             return numbers
         level = ((numbers - least) / step + drawn).floor().clamp(max=2**self.bits - 1)
-        return least + level * step
+        found: Tensor = least + level * step
+        return found
 
     def bytes_of(self, numbers: int) -> float:
         """The range's two ends, and b bits for each of d ``numbers``: d b / 8 + 8 bytes."""
