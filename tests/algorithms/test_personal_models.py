@@ -15,6 +15,7 @@ from small_runs import run
 
 from fedray import UserError
 from fedray.algorithms import find_algorithm
+from fedray.algorithms.fedrep import FedRep
 from fedray.config import load
 from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.experiment.resolve import resolve
@@ -167,6 +168,28 @@ def test_survive_a_pause_and_other_workers(case, tmp_path):
     run(tmp_path / "parts", **keys | {"run__rounds": 3})
     assert_same(whole, run(tmp_path / "parts", **keys))
     assert_same(whole, run(tmp_path / "pickled", engine__kind="fedray.testing.pickling:PicklingPool", **keys))
+
+
+def test_epochs_of_a_head(tmp_path, monkeypatch):
+    """Of full batches they are steps, and of others as many as the client has mini-batches, the last one too."""
+    shas = [
+        run(tmp_path / each, algorithm="fedrep", train__batch_size="full", **{f"algorithm__head_{each}": 2}).summary[
+            "model_sha256"
+        ]
+        for each in ("steps", "epochs")
+    ]
+    assert shas[0] == shas[1]
+    found, step = {}, FedRep.head_step
+
+    def counting(self, client, carry, batch):
+        for position, number in enumerate(client.stack.ids):
+            found.setdefault((number, len(client.stack.indices[position])), []).append(batch.step)
+        return step(self, client, carry, batch)
+
+    monkeypatch.setattr(FedRep, "head_step", counting)
+    run(tmp_path / "counted", algorithm="fedrep", algorithm__head_epochs=2, run__rounds=1, engine__chunk=1)
+    assert {size: len(steps) for (_, size), steps in found.items()} == {size: 2 * -(-size // 8) for _, size in found}
+    assert any(size % 8 for _, size in found)
 
 
 def test_warm_up_rounds_send_the_whole_model(tmp_path):

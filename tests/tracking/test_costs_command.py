@@ -131,6 +131,12 @@ def test_dittos_own_steps(tmp_path):
     assert metrics["flops"].tolist() == cumulative(SGD + 2 * 3 * (4 + 4 + 3) * FORWARD + 2 * 2 * CLIENTS * PLAIN)
 
 
+def test_epochs_of_fedreps_head(tmp_path):
+    """Two passes there and back over all samples, also over those that a step of three mini-batches leaves out."""
+    metrics = run(tmp_path, "fedrep", model__name="mlp", model__hidden=[HIDDEN], algorithm__head_epochs=2).metrics
+    assert metrics["flops"].tolist() == cumulative(SGD + 2 * 3 * sum(SIZES) * FORWARD)
+
+
 def compared(*arguments):
     """Runs `fedray costs`, which must succeed, and returns its table by algorithm and column."""
     assert main(["costs", *arguments, "--csv", "costs.csv"]) == 0
