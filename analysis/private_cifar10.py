@@ -102,6 +102,12 @@ def points_of(path: Path, rounds: int, every: int) -> pd.DataFrame:
     return points
 
 
+OF_PFL = (
+    "`pfl` is pfl-research, run here by this program with the same settings and for as many rounds. It is not the "
+    "accuracy that its authors publish, which is that of 1,500 rounds of a model with dropout.\n\n"
+)
+
+
 def report(points: pd.DataFrame, folder: Path, every: int) -> None:
     """Writes the table and the picture of all ``points``, which are of ``every`` so many rounds."""
     rounds, names = int(points["round"].max()), list(map(str, points["system"].unique()))
@@ -119,7 +125,8 @@ def report(points: pd.DataFrame, folder: Path, every: int) -> None:
         f"--every {every} --seeds {points['seed'].nunique()}`. Test accuracy after {rounds:,} rounds:\n\n"
     )
     picture = "\n\n![accuracies over rounds](private_cifar10.png)\n"
-    (folder / "private_cifar10.md").write_text(title + markdown(pd.DataFrame(rows)) + picture)
+    table = markdown(pd.DataFrame(rows)) + "\n\n" + OF_PFL * ("pfl" in names)
+    (folder / "private_cifar10.md").write_text(title + table.rstrip() + picture)
     curves = [curve_of(name, line, points) for name, line in lines_for(names).items()]
     caption = bands_caption(int(last.groupby("system").size().min()))
     save_png(

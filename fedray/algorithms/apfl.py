@@ -26,6 +26,8 @@ class APFL(FedAvg):
     ``alpha``. A client keeps v and a. The personal model is a v + (1 - a) x^r; a client that never took part has x^r.
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Deng et al., arXiv 2003.13461, 2020"
     client_models = ("v",)
     client_numbers = ("a",)

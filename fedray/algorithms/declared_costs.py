@@ -44,6 +44,7 @@ class Work:
     Args:
         per_step: the number of operations for each parameter of the model in each local step.
         further: additional local steps, each with a forward and a backward pass over a mini-batch of its own.
+        further_epochs: additional epochs, each with a forward and a backward pass over all samples of the client.
         once: the number of operations for each parameter that are made once in the round.
         forwards: additional forward passes over each mini-batch.
         backwards: additional backward passes over each mini-batch.
@@ -62,5 +63,6 @@ class Work:
     backwards: float = 0
     predictions: float = 0
     further: float = 0
+    further_epochs: float = 0
     full_gradients: float = 0
     full_losses: float = 0

@@ -23,6 +23,8 @@ class Ditto(FedAvg):
     clients' optimizer with the learning rate eta_p. The personal model is v_i; a client that never took part has x^r.
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Li et al., ICML 2021"
     client_models = ("v",)
 

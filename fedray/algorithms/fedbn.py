@@ -18,6 +18,7 @@ class FedBN(FedPer):
     model has their initial values, so the accuracies to look at are those of the clients' personal models.
     """
 
+    allows_aggregation = True
     paper = "Li et al., ICLR 2021"
 
     class Hyper(FedPer.Hyper):

@@ -18,6 +18,7 @@ class FedPer(FedAvg):
     their initial values, so the accuracies to look at are those of the clients' personal models.
     """
 
+    allows_aggregation = True
     paper = "Arivazhagan et al., arXiv 1912.00818, 2019"
 
     class Hyper(base.Hyper):

@@ -19,6 +19,7 @@ class LGFedAvg(FedPer):
     """
 
     name = "lg_fedavg"
+    allows_aggregation = True
     paper = "Liang et al., arXiv 2001.01523, 2020"
 
     class Hyper(FedPer.Hyper):

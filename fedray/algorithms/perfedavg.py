@@ -25,6 +25,8 @@ class PerFedAvg(FedAvg):
     x^r - alpha G_i(x^r); ``run.finetune_steps`` scores further steps.
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Fallah et al., NeurIPS 2020"
     work = Work(per_step=1)
 

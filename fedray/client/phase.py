@@ -17,6 +17,7 @@ from fedray.client.local_data import LocalData
 from fedray.client.objective import Objective
 from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.client.private import PrivateRows
+from fedray.core.batches import steps_of
 from fedray.core.local_training import LocalTraining
 from fedray.core.private import mask_of
 from fedray.core.samples import Indices, Samples
@@ -179,22 +180,24 @@ class ClientPhase:
         # nor into the shared model, with which the client may compare its own
         return rows.clone() if self._writes and not rows.has_buffers else rows
 
-    def further(self, steps: int | None = None, lr: float | None = None) -> ClientPhase:
+    def further(self, steps: int | None = None, lr: float | None = None, epochs: int | None = None) -> ClientPhase:
         """Returns the same clients with mini-batches and an optimizer of their own, for local steps that an algorithm
         makes besides those of local training. They are not logged.
 
         Args:
-            steps: How many steps each client makes; None for as many as in local training.
+            steps: How many steps each client makes; None for as many as in local training, or in ``epochs``.
             lr: The learning rate of these steps; None for that of local training.
+            epochs: How many epochs each client makes, in place of ``steps``.
 
         Example:
             again = client.further(steps=10)
             carry = self.local_steps(again, Carry({"v": v}), self.personal_step)
         """
         training, stack = self.data.training, replace(self.stack, purpose=Purpose.FURTHER)
-        if steps is not None:
-            training = replace(training, local_steps=steps, local_epochs=None)
-            stack = replace(stack, steps=[steps] * self.size)
+        if steps is not None or epochs is not None:
+            training = replace(training, local_steps=steps, local_epochs=epochs)
+            counts = [steps_of(len(indices), training.batch_size, steps, epochs) for indices in stack.indices]
+            stack = replace(stack, steps=counts)
         made = copy(self)
         made.stack, made.lr, made.trained = stack, self.lr if lr is None else lr, None
         made.data = LocalData(

@@ -86,6 +86,7 @@ def model_stage(
     check_head(module, facts.last_called, _named_layers(config, training))
     facts, notes_on_private = with_private(facts, module, patterns) if patterns else (facts, [])
     layout = Layout(module, facts.behaviour.changing)
+    private = private_names(module, layout, patterns or [])
     finetuned = config.run.finetune_layers
     if finetuned and not private_names(module, layout, finetuned, "run.finetune_layers"):
         raise UserError(f"run.finetune_layers: the model has none that {', '.join(finetuned)} names")
@@ -107,7 +108,7 @@ def model_stage(
         module=module,
         task=task,
         facts=facts,
-        statistics=facts.behaviour.changing - private_names(module, layout, patterns or []),
+        statistics=facts.behaviour.changing - (private if training.algorithm.private_from == 1 else set()),
         settings={
             "task.kind": task.kind,
             "task.metric": task.main,

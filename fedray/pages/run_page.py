@@ -17,6 +17,7 @@ from fedray.config.section import in_message
 from fedray.data.partitions.holdings import Holdings
 from fedray.data.partitions.plot import draw_holdings
 from fedray.errors import UserError, first_sentence
+from fedray.pages.client_curves import draw_client_curves
 from fedray.results.clients import SHARES, last_scores
 from fedray.results.html_page import Page, Picture, Section
 from fedray.results.runs import LeftOut, RecordedRun, read_run
@@ -166,9 +167,12 @@ def _holdings(run: RecordedRun) -> Figures:
 
 
 def _clients(run: RecordedRun) -> Figures:
-    """Yields figures about single clients: the distribution of each scored model's metric over the clients of the last
-    evaluation, and how often clients took part."""
+    """Yields figures about single clients: their curves, the distribution of each scored model's metric over the
+    clients of the last evaluation, and how often clients took part."""
     measure = run.measure
+    scores = _read_parts(run.folder / "evaluation.parquet")
+    if scores is not None and (curves := draw_client_curves(run, scores)) is not None:
+        yield f"{measure.words} of each client over rounds, on its test share", curves
     with _reading(run.folder / "evaluation.parquet"):
         rows = last_scores(run.folder)
     if rows is not None:

@@ -126,8 +126,10 @@ class AlgorithmContract:
         hyper = {f"algorithm.{name}": value for name, value in self.hyper.items()}
         named = {"algorithm.name": self.algorithm, "run.output": str(folder)}
         optimizer = {} if "train.optimizer" in self.settings else OPTIMIZER
+        # a key of the contracts' own model
+        others = ("model.hidden",) if "model.name" in self.settings else ()
         return {
-            **SETTINGS,
+            **{key: value for key, value in SETTINGS.items() if key not in others},
             **optimizer,
             **named,
             **hyper,

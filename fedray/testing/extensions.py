@@ -9,6 +9,7 @@ class TestClip(UploadContract):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fedray.api import simulate
 from fedray.config import load
-from fedray.core.upload import UploadRows
+from fedray.core.upload import UploadRows, UploadStep
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
@@ -67,6 +68,16 @@ class UploadContract:
     step: ClassVar[Entry]
     """The entry of ``train.upload``: file.py:Name or module:Name, a mapping with ``name`` and options, or a step that
     comes with fedray, as ``{topk: 0.1}``."""
+    before: ClassVar[Sequence[Entry]] = ()
+    """The entries of ``train.upload`` before it, for a step that depends on them, as ``[{clip: 1.0}]`` for noise."""
+
+    def made(self) -> Any:
+        """Returns a new instance of the upload step, which knows the steps before it."""
+        steps = [make(entry, "train.upload", STEPS) for entry in (*self.before, self.step)]
+        for number, step in enumerate(steps):
+            if isinstance(step, UploadStep):
+                step.follows(steps[:number])
+        return steps[-1]
 
     def sent(self, rows: Tensor, clients: list[int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Applies a new instance of the upload step to the uploads of some clients, as a run does.
@@ -80,16 +91,15 @@ class UploadContract:
             The rows that the clients send instead, and the rows that the step stores for their next participation (None
             if it stores nothing).
         """
-        step = make(self.step, "train.upload", STEPS)
         upload = UploadRows("y", "train", 3, clients, 0, 0, kept)
-        found: Tensor = step(rows.clone(), upload)
+        found: Tensor = self.made()(rows.clone(), upload)
         return found, upload.kept
 
     def test_it_treats_each_row_by_itself(self) -> None:
         """Checks that the step treats each client separately. What a client sends must be the same to the bit whether
         the step is applied to several clients together or to this client alone, and when it is repeated. What the step
         stores for the client must also be the same with other clients and alone."""
-        step, clients = make(self.step, "train.upload", STEPS), [4, 7, 9]
+        step, clients = self.made(), [4, 7, 9]
         numbers = np.random.Generator(np.random.Philox(key=1)).normal(size=(2, 3, 50)).astype(np.float32)
         rows, before = torch.from_numpy(numbers)
         kept = before if getattr(step, "keeps", False) else None
@@ -110,19 +120,20 @@ class UploadContract:
         """Checks that a run records the code of the step among its inputs, so that a run with the step and a run
         without it are not taken for the same run."""
         with_step, without = (
-            resolve(load(self._keys(tmp_path, steps)), CustomObjects(small_source()))[0] for steps in (1, 0)
+            resolve(load(self._keys(tmp_path, steps)), CustomObjects(small_source()))[0]
+            for steps in ([*self.before, self.step], self.before)
         )
-        assert set(with_step.inputs) - set(without.inputs) == {"step 1 of train.upload"}
+        last = len(self.before) + 1
+        assert set(with_step.inputs) - set(without.inputs) == {f"step {last} of train.upload"}
 
     def test_a_run_has_the_same_bits_in_chunks_and_in_parts(self, tmp_path: Path) -> None:
         """Checks that a run with the step has the same model and tables to the bit if workers get clients one by one
         (``engine.chunk=1``), and if the run is stopped and resumed."""
-        keys = {"train__upload": [self.step], "run__checkpoint_every": 2}
+        keys = {"train__upload": [*self.before, self.step], "run__checkpoint_every": 2}
         whole = _run(tmp_path / "whole", **keys)
         assert_same(whole, _run(tmp_path / "chunks", engine__chunk=1, **keys))
         _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
         assert_same(whole, _run(tmp_path / "parts", **keys))
 
-    def _keys(self, folder: Path, steps: int) -> dict[str, Any]:
-        upload = {"train.upload": [self.step] * steps}
-        return {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder)} | upload
+    def _keys(self, folder: Path, steps: Sequence[Entry]) -> dict[str, Any]:
+        return {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder), "train.upload": [*steps]}

@@ -155,6 +155,7 @@ def extra_work(work: Work, head: str = "none") -> str:
     parts = {
         f"{head} head": head != "none",
         f"{work.further:g} further step{'s' if work.further > 1 else ''}": work.further,
+        f"{work.further_epochs:g} further epoch{'s' if work.further_epochs > 1 else ''}": work.further_epochs,
         f"{work.per_step:g} J|w|": work.per_step,
         f"{work.once:g} |w|": work.once,
         f"{work.full_gradients:g} full-batch gradient{'s' if work.full_gradients > 1 else ''}": work.full_gradients,

@@ -97,7 +97,7 @@ def client_flops(work: Work, facts: ModelFacts, load: Load, passes: float = 3) -
     3, or 0 for a phase in which it does not happen.
     """
     passes = (passes + work.forwards + 2 * work.backwards) * load.seen
-    passes += (3 * work.full_gradients + work.full_losses) * load.samples
+    passes += (3 * (work.full_gradients + work.further_epochs) + work.full_losses) * load.samples
     passes += 3 * work.further * load.batch
     predictions = 3 * work.predictions * load.seen
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * arithmetic(work, load)

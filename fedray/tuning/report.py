@@ -52,7 +52,7 @@ def trial_table(folder: Path) -> pd.DataFrame:
 
     Further columns are means over the trial's runs, of which there is one for each seed:
 
-    - ``rounds``, ``bytes`` (sent to and from clients) and ``flops`` of the whole run.
+    - ``rounds``, ``bytes`` (sent to and from clients) and ``flops`` of the whole run, ``epsilon`` of a private one.
     - ``best``, ``best_round``: the best value of the first objective, and its round; ``mean``: the objective's mean
       over the rounds, that is, the area under its curve.
     - ``bytes_to_<target>`` for each of run.targets: the bytes until the validation metric reached the target, as a mean
@@ -111,6 +111,9 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec, trial: Path) -> dict[str, Any]:
     last, values, total = rows.iloc[-1], amount(rows, objective), amount(rows, "bytes")
     found = {"seconds": last["wall_seconds"], "rounds": last["round"], "bytes": total.iloc[-1], "flops": last["flops"]}
     found |= {name: last[name] for name in ("virtual_seconds", "joules") if math.isfinite(last.get(name, math.nan))}
+    if "epsilon" in rows and (spent := rows["epsilon"].dropna()).any():
+        # of the last round that was evaluated
+        found["epsilon"] = spent.iloc[-1]
     if values.notna().any():
         best = values.idxmax() if mode == "max" else values.idxmin()
         found |= {"best": values[best], "best_round": rows["round"][best], "mean": values.mean()}

@@ -14,8 +14,9 @@ from fedray.config.section import at_home
 from fedray.errors import UserError, near_miss
 from fedray.util.uris import is_folder, is_uri, local_folder, problem_of_uri
 
-COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "joules", "wall_seconds")
-"""The costs that ``tune.objective`` may name: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
+COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "joules", "wall_seconds", "epsilon")
+"""The costs that ``tune.objective`` may name: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up.
+``epsilon`` is what a private run costs its clients."""
 
 KNOWN = ("validation_accuracy", "train_loss", "train_accuracy", *COSTS)
 """The names that ``tune.objective`` may have in any task. With another main metric, its columns are possible too."""

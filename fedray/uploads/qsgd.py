@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
-from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
+from fedray.core.upload import BYTES_PER_NUMBER
 from fedray.gradients.rows import squared_norms
-from fedray.uploads.compression import Compression
+from fedray.uploads.compression import Rounding
 
 
-class QSGD(Compression):
+class QSGD(Rounding):
     """Rounds the numbers of an upload u at random, without bias: sign(u) ||u||_2 xi, where xi is one of the two
     multiples of 1 / s next to |u| / ||u||_2. ``levels`` is s.
 
@@ -25,15 +24,13 @@ class QSGD(Compression):
             raise ValueError(f"levels must be a whole number of at least 1, not {levels}")
         self.levels = int(levels)
 
-    def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:
-        lengths = squared_norms(rows).sqrt().float()
-        for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            if length > 0:
-                drawn = torch.empty(row.shape).uniform_(generator=upload.generator(number)).to(row.device)
-                level = (row.abs() / length * self.levels + drawn).floor()
-                row.copy_(row.sign() * (length * level / self.levels))
-        return rows
+    def rounded(self, numbers: Tensor, drawn: Tensor) -> Tensor:
+        length = squared_norms(numbers[None])[0].sqrt().float()
+        if not length > 0:
+            return numbers
+        level = (numbers.abs() / length * self.levels + drawn).floor()
+        return numbers.sign() * (length * level / self.levels)
 
-    def wire_bytes(self, numbers: int, before: float) -> float:
+    def bytes_of(self, numbers: int) -> float:
         """The length, and for each of d ``numbers`` one of 2 s + 1 values: d ceil(log2(2 s + 1)) / 8 + 4 bytes."""
         return numbers * math.ceil(math.log2(2 * self.levels + 1)) / 8 + BYTES_PER_NUMBER

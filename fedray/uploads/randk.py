@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
-from fedray.uploads.compression import Compression
+from fedray.uploads.compression import Sparsification
 from fedray.uploads.topk import check_k, count_of
 
 SEED_BYTES = 8
 
 
-class RandK(Compression):
+class RandK(Sparsification):
     """Sends k of the d numbers of an upload, drawn for each client and round, times d / k, so that the mean over draws
     is the upload. ``k`` is their number, or a fraction of all. The server knows the places from the client's seed.
 
@@ -23,9 +23,12 @@ class RandK(Compression):
         check_k(k)
         self.k = k
 
+    def count(self, numbers: int) -> int:
+        return count_of(self.k, numbers)
+
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:
         numbers = rows.shape[1]
-        count = count_of(self.k, numbers)
+        count = self.count(numbers)
         sent = torch.zeros_like(rows)
         for number, (row, out) in enumerate(zip(rows, sent, strict=True)):
             chosen = (
@@ -39,4 +42,4 @@ class RandK(Compression):
 
     def wire_bytes(self, numbers: int, before: float) -> float:
         """The numbers, and the seed by which their places are drawn."""
-        return BYTES_PER_NUMBER * count_of(self.k, numbers) + SEED_BYTES
+        return BYTES_PER_NUMBER * self.count(numbers) + SEED_BYTES

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedray.core.rounding import whole_units_up
 from fedray.core.upload import BYTES_PER_NUMBER, UploadRows
-from fedray.uploads.compression import Compression
+from fedray.uploads.compression import Sparsification
 
 
 def count_of(k: float, numbers: int) -> int:
@@ -32,7 +32,7 @@ def check_feedback(error_feedback: bool) -> None:
         raise ValueError(f"error_feedback must be true or false, not {error_feedback!r}")
 
 
-class TopK(Compression):
+class TopK(Sparsification):
     """Sends the k numbers of an upload u whose absolute values are largest, C(u), and zeros for the others. Of equal
     ones the first are sent. ``k`` is their number, or a fraction of all.
 
@@ -45,10 +45,13 @@ class TopK(Compression):
         check_feedback(error_feedback)
         self.k, self.keeps = k, error_feedback
 
+    def count(self, numbers: int) -> int:
+        return count_of(self.k, numbers)
+
     def __call__(self, rows: Tensor, upload: UploadRows) -> Tensor:
         if upload.kept is not None:
             rows = rows + upload.kept
-        count = count_of(self.k, rows.shape[1])
+        count = self.count(rows.shape[1])
         sent = torch.zeros_like(rows)
         for row, out in zip(rows, sent, strict=True):
             size = row.abs()
@@ -64,4 +67,4 @@ class TopK(Compression):
     def wire_bytes(self, numbers: int, before: float) -> float:
         """A number and its place: k (4 + ceil(log2(d) / 8)) bytes for d ``numbers``."""
         place = math.ceil(math.log2(max(numbers, 2)) / 8)
-        return count_of(self.k, numbers) * (BYTES_PER_NUMBER + place)
+        return self.count(numbers) * (BYTES_PER_NUMBER + place)

@@ -1,5 +1,5 @@
-"""Personal models that are known without the rule's reference: local training, FedAvg, and FedBN in torch's own
-modules."""
+"""Personal models that are known without the rule's reference: local training, FedAvg, FedBN in torch's own modules,
+and pFedMe's of quadratics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -76,6 +77,39 @@ def test_fedbn_in_modules_of_torch(tmp_path: Path) -> None:
         found = load_file(sim.result.folder / "personal" / f"client-{client}.safetensors")
         for name, value in module.state_dict().items():
             torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-4, atol=1e-5)
+
+
+class Linear(nn.Linear):
+    """A model of which the squared error is a quadratic."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1, bias=False)
+
+
+def test_pfedme_on_quadratics(tmp_path: Path) -> None:
+    """With many inner steps a client's theta is the proximal point of its loss, which is known: (H + lambda)^-1
+    (b + lambda x) for the gradient H theta - b. The server goes along the gradient of the Moreau envelopes."""
+    rng, lam, lr, beta, sizes = np.random.default_rng(5), 2.0, 0.1, 0.8, (10, 20, 30)
+    clients = [(rng.normal(size=(n, 3)).astype(np.float32), rng.normal(size=n).astype(np.float32)) for n in sizes]
+    settings = {
+        "algorithm.name": "pfedme", "algorithm.lam": lam, "algorithm.inner_steps": 200, "algorithm.personal_lr": 0.1,
+        "algorithm.beta": beta, "train.batch_size": "full", "train.local_steps": 1, "train.lr": lr, "run.rounds": 3,
+        "run.personal_models_of": "all", "engine.kind": "local", "run.output": str(tmp_path),
+    }  # fmt: skip
+    thetas = {}
+    with Simulation(settings, data=clients, test=clients[0], model=Linear()) as sim:
+        x = sim.model().weight.detach().double().numpy()[0].copy()
+        for _ in sim:
+            for client, (inputs, y) in enumerate(clients):
+                h, b = (2 * inputs.T.astype(np.float64) @ each / len(y) for each in (inputs, y))
+                thetas[client] = np.linalg.solve(h + lam * np.eye(3), b + lam * x)
+            mean = sum(n * (x - lr * lam * (x - thetas[client])) for client, n in enumerate(sizes)) / sum(sizes)
+            x = (1 - beta) * x + beta * mean
+            assert sim.model().weight.detach().numpy()[0] == pytest.approx(x, abs=1e-5)
+    for client, theta in thetas.items():
+        found = load_file(sim.result.folder / "personal" / f"client-{client}.safetensors")
+        assert found["weight"][0].numpy() == pytest.approx(theta, abs=1e-5)
+        assert abs(theta - x).max() > 0.05
 
 
 def descend(module: nn.Module, x: Tensor, y: Tensor) -> None:

@@ -15,7 +15,7 @@ from small_runs import run
 
 from fedray import UserError
 from fedray.algorithms import find_algorithm
-from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.fedrep import FedRep
 from fedray.config import load
 from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.experiment.resolve import resolve
@@ -26,10 +26,10 @@ HYPER = {
     "fedrep": [BIASES | {"head_steps": 3}, BIASES | {"head_steps": 0}],
     "fedbabu": [{"frozen": ["*bias"]}],
     "lg_fedavg": [BIASES, BIASES | {"warmup_rounds": 3}],
-    "ditto": [{"lam": 0.7}, {"lam": 0.2, "personal_lr": 0.05, "personal_steps": 2}],
+    "ditto": [{"lam": 0.7}, {"lam": 0.2, "personal_lr": 0.05, "personal_steps": 2}, BIASES | {"lam": 0.9}],
     "pfedme": [{"lam": 2.0, "inner_steps": 2}, {"lam": 3.0, "personal_lr": 0.1, "beta": 0.7}],
-    "apfl": [{"alpha": 0.3}, {"alpha": 0.8, "adaptive": False}],
-    "perfedavg": [{"alpha": 0.3}],
+    "apfl": [{"alpha": 0.3}, {"alpha": 0.8, "adaptive": False}, BIASES | {"alpha": 0.4}],
+    "perfedavg": [{"alpha": 0.3}, BIASES | {"alpha": 0.2}],
 }
 CASES = [(name, hyper) for name, each in HYPER.items() for hyper in each]
 
@@ -39,6 +39,19 @@ def label(case):
         return None
     name, hyper = case
     return "-".join([name, *(f"{key}_{value}" for key, value in hyper.items() if key not in ("private", "frozen"))])
+
+
+def keys_of(name, hyper):
+    """The keys of hyper-parameters; private layers of an algorithm without any are the model's."""
+    known = find_algorithm(name).Hyper.model_fields
+    return {f"{'algorithm' if key in known else 'model'}.{key}": value for key, value in hyper.items()}
+
+
+def reference(data, name, hyper, cohorts, train, start):
+    theirs = dict(hyper)
+    if theirs.pop("private", theirs.pop("frozen", None)):
+        theirs["private"] = np.arange(len(start) - data.problem.classes, len(start))
+    return getattr(references_personal, name)(data.problem, cohorts, train, start, **theirs)
 
 
 @pytest.fixture
@@ -78,16 +91,11 @@ def test_against_reference(data, tmp_path, personal_models, case, participation,
     if name == "pfedme":
         train = replace(train, server_lr=1.0)
     start, path = make_start(data, tmp_path)
-    keys = PARTICIPATION[participation] | {f"algorithm.{key}": value for key, value in hyper.items()}
+    keys = PARTICIPATION[participation] | keys_of(name, hyper)
     keys |= {"model.weights": str(path), "engine.vectorize": vectorize, "engine.chunk": 2 if vectorize else None}
     made = reference_run(data, tmp_path, name, train, **keys)
-    cohorts, theirs = cohorts_of(made), dict(hyper)
-    if theirs.pop("private", theirs.pop("frozen", None)):
-        theirs["private"] = np.arange(len(start) - data.problem.classes, len(start))
     assert bool(personal_models) == find_algorithm(name)().has_personal_model()
-    check(
-        made, data, personal_models, getattr(references_personal, name)(data.problem, cohorts, train, start, **theirs)
-    )
+    check(made, data, personal_models, reference(data, name, hyper, cohorts_of(made), train, start))
 
 
 @pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
@@ -126,9 +134,7 @@ def test_the_reference_sees_what_moves(data, tmp_path):
     for name in ("ditto", "pfedme", "apfl", "perfedavg"):
         found = []
         for hyper in [{}, *HYPER[name]]:
-            last = getattr(references_personal, name)(
-                data.problem, cohorts, replace(EVERYTHING, steps=4), start, **hyper
-            )
+            last = reference(data, name, hyper, cohorts, replace(EVERYTHING, steps=4), start)
             found.append(np.concatenate([last[-1].model, *last[-1].personal.values()]))
         assert min(distance(one, other) for place, one in enumerate(found) for other in found[:place]) > 1e-3
 
@@ -154,26 +160,36 @@ def test_reductions(which, tmp_path):
     assert models[0] == models[1]
 
 
-def test_perfedavg_without_a_first_step_takes_every_second_mini_batch(tmp_path, monkeypatch):
-    keys = {"train__local_epochs": None, "train__local_steps": 6, "algorithm": "perfedavg", "algorithm__alpha": 0.0}
-    meta = run(tmp_path / "meta", **keys)
-
-    def every_second(self, client, carry, batch):
-        return FedAvg.step(self, client, carry, batch) if batch.step % 2 else carry
-
-    monkeypatch.setattr(find_algorithm("perfedavg"), "step", every_second)
-    assert run(tmp_path / "plain", **keys).summary["model_sha256"] == meta.summary["model_sha256"]
-
-
-@pytest.mark.parametrize("case", [(name, HYPER[name][-1]) for name in HYPER if name != "perfedavg"], ids=label)
+@pytest.mark.parametrize("case", [(name, HYPER[name][-1]) for name in HYPER], ids=label)
 def test_survive_a_pause_and_other_workers(case, tmp_path):
     name, hyper = case
-    keys = {"algorithm": name, "run__rounds": 6, "run__checkpoint_every": 1}
-    keys |= {f"algorithm__{key}": value for key, value in hyper.items()}
+    keys = {"algorithm": name, "run__rounds": 6, "run__checkpoint_every": 1} | keys_of(name, hyper)
     whole = run(tmp_path / "whole", **keys)
     run(tmp_path / "parts", **keys | {"run__rounds": 3})
     assert_same(whole, run(tmp_path / "parts", **keys))
     assert_same(whole, run(tmp_path / "pickled", engine__kind="fedray.testing.pickling:PicklingPool", **keys))
+
+
+def test_epochs_of_a_head(tmp_path, monkeypatch):
+    """Of full batches they are steps, and of others as many as the client has mini-batches, the last one too."""
+    shas = [
+        run(tmp_path / each, algorithm="fedrep", train__batch_size="full", **{f"algorithm__head_{each}": 2}).summary[
+            "model_sha256"
+        ]
+        for each in ("steps", "epochs")
+    ]
+    assert shas[0] == shas[1]
+    found, step = {}, FedRep.head_step
+
+    def counting(self, client, carry, batch):
+        for position, number in enumerate(client.stack.ids):
+            found.setdefault((number, len(client.stack.indices[position])), []).append(batch.step)
+        return step(self, client, carry, batch)
+
+    monkeypatch.setattr(FedRep, "head_step", counting)
+    run(tmp_path / "counted", algorithm="fedrep", algorithm__head_epochs=2, run__rounds=1, engine__chunk=1)
+    assert {size: len(steps) for (_, size), steps in found.items()} == {size: 2 * -(-size // 8) for _, size in found}
+    assert any(size % 8 for _, size in found)
 
 
 def test_warm_up_rounds_send_the_whole_model(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -24,16 +25,28 @@ ENTRIES = {
     "clip": {"clip": 0.5}, "topk": {"topk": 0.1}, "topk_forgets": {"topk": {"k": 7, "error_feedback": False}},
     "randk": {"randk": 5}, "qsgd": {"qsgd": 4}, "quantize": {"quantize": 3}, "sign": "sign",
 }  # fmt: skip
-for name, entry in ENTRIES.items():
-    globals()[f"Test{name}"] = type(f"Test{name}", (UploadContract,), {"step": entry})
+SEVERAL = {"noise": [{"clip": 0.5}, {"noise": 0.3}], "topk_quantize": [{"clip": 0.5}, {"topk": 0.2}, {"quantize": 4}]}
+for name, entries in ({name: [entry] for name, entry in ENTRIES.items()} | SEVERAL).items():
+    members = {"before": entries[:-1], "step": entries[-1]}
+    globals()[f"Test{name}"] = type(f"Test{name}", (UploadContract,), members)
 
 
-def applied(entry, rows=U, kept=None, round=1, clients=(3, 1, 8)):
-    step = make(entry, "train.upload", STEPS)
-    kept = torch.from_numpy(kept.copy()) if kept is not None and step.keeps else None
-    upload = UploadRows("y", "train", round, clients, 5, 0, kept)
-    sent = step(torch.from_numpy(rows.copy()), upload)
-    return sent.double().numpy(), None if upload.kept is None else upload.kept.double().numpy()
+def steps_of(entries):
+    steps = [make(entry, "train.upload", STEPS) for entry in entries]
+    for number, step in enumerate(steps):
+        step.follows(steps[:number])
+    return steps
+
+
+def applied(entries, rows=U, kept=None, round=1, clients=(3, 1, 8)):
+    """What one step sends and keeps, or several one after another; ``kept`` is of the one that keeps something."""
+    sent, left = torch.from_numpy(rows.copy()), None
+    for place, step in enumerate(steps_of(entries if isinstance(entries, list) else [entries])):
+        of_step = torch.from_numpy(kept.copy()) if kept is not None and step.keeps else None
+        upload = UploadRows("y", "train", round, clients, 5, place, of_step)
+        sent = step(sent, upload)
+        left = left if upload.kept is None else upload.kept
+    return sent.double().numpy(), None if left is None else left.double().numpy()
 
 
 def test_clip():
@@ -68,20 +81,80 @@ def test_sign():
     np.testing.assert_allclose(kept, whole - expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["topk", "sign"])
-def test_what_is_sent_and_kept_adds_up_to_the_updates(name):
-    kept, sent = np.zeros_like(U), np.zeros((3, D))
-    updates = np.random.default_rng(3).normal(size=(30, 3, D)).astype(np.float32)
+def exact_topk(u, k):
+    largest = sorted(range(len(u)), key=lambda place: (-abs(u[place]), place))[:k]
+    return [each if place in largest else 0 for place, each in enumerate(u)]
+
+
+def exact_sign(u):
+    size = sum(map(abs, u)) / len(u)
+    return [-size if each < 0 else size for each in u]
+
+
+@pytest.mark.parametrize(("entry", "rule"), [({"topk": 3}, lambda u: exact_topk(u, 3)), ("sign", exact_sign)])
+def test_what_is_sent_and_kept_is_exactly_the_sum_of_the_updates(entry, rule):
+    """In fractions, of numbers that float64 holds: multiples of 1/64, of which there are a power of two."""
+    updates = np.random.default_rng(3).integers(-512, 512, (10, 3, 8)) / 64
+    kept = np.zeros((3, 8))
+    sent, left = np.full((3, 8), Fraction(0)), np.full((3, 8), Fraction(0))
     for rows in updates:
-        of_round, kept = applied(ENTRIES[name], rows, kept)
-        sent += of_round
-        kept = kept.astype(np.float32)
-    np.testing.assert_allclose(sent + kept, updates.astype(np.float64).sum(axis=0), atol=2e-5)
+        of_round, kept = applied(entry, rows, kept)
+        whole = left + np.vectorize(Fraction)(rows)
+        expected = np.array([rule(row) for row in whole])
+        assert (of_round == expected).all()
+        sent, left = sent + expected, whole - expected
+        assert (kept == left).all()
+    assert (sent + kept == np.vectorize(Fraction)(updates).sum(axis=0)).all()
+    assert (kept != 0).any()
+
+
+def test_randk_sends_exactly_what_it_draws():
+    """It keeps nothing: k / d of what is sent, and what is not, are the update."""
+    updates, drawn = np.random.default_rng(3).integers(-512, 512, (10, 3, 8)) / 64 + 1 / 128, set()
+    for round, rows in enumerate(updates):
+        sent, kept = applied({"randk": 2}, rows, round=round)
+        assert kept is None
+        assert ((sent != 0).sum(axis=1) == 2).all()
+        assert (np.where(sent != 0, sent / 4, rows) == rows).all()
+        drawn.add(tuple(map(tuple, sent != 0)))
+    assert len(drawn) > 5
+
+
+def drawn(clients, count, place, round=1):
+    upload = UploadRows("y", "train", round, clients, 5, place)
+    return [torch.rand(count, generator=upload.generator(row)).double().numpy() for row in range(len(clients))]
+
+
+def quantized(v, xi):
+    step = (v.max() - v.min()) / (2**3 - 1)
+    return v.min() + np.floor((v - v.min()) / step + xi) * step
+
+
+def in_levels(v, xi):
+    length = np.linalg.norm(v)
+    return np.sign(v) * length * np.floor(abs(v) / length * 4 + xi) / 4
+
+
+@pytest.mark.parametrize(("entry", "rule"), [({"quantize": 3}, quantized), ({"qsgd": 4}, in_levels)])
+def test_what_topk_sends_is_rounded_and_what_it_leaves_out_is_kept(entry, rule):
+    """The rounding is among the numbers that are sent alone, and nothing of it is kept."""
+    sent, kept = applied([{"topk": 9}, entry], kept=KEPT)
+    alone, left = applied({"topk": 9}, kept=KEPT)
+    for row, whole, xi in zip(sent, U.astype(np.float64) + KEPT, drawn((3, 1, 8), 9, 1), strict=True):
+        places = np.sort(np.argsort(-abs(whole))[:9])
+        np.testing.assert_allclose(row[places], rule(whole[places], xi), rtol=1e-5, atol=1e-6)
+        assert (np.delete(row, places) == 0).all()
+    assert (kept == left).all()
+    assert (alone != sent).any()
 
 
 @pytest.mark.parametrize(
-    "entry", [{"randk": 5}, {"randk": 0.5}, {"qsgd": 1}, {"qsgd": 4}, {"quantize": 1}, {"quantize": 3}]
-)
+    "entry",
+    [
+        {"randk": 5}, {"randk": 0.5}, {"qsgd": 1}, {"qsgd": 4}, {"quantize": 1}, {"quantize": 3},
+        [{"randk": 20}, {"quantize": 2}],
+    ],
+)  # fmt: skip
 def test_draws_have_the_mean_of_what_is_sent(entry):
     found = np.array([applied(entry, round=round)[0] for round in range(4000)])
     error = found.std(axis=0) / math.sqrt(len(found))
@@ -117,7 +190,13 @@ def test_quantize_sends_points_of_a_grid(bits):
     assert (abs(sent - U) <= (greatest - least) / (2**bits - 1) * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize("entry", [{"qsgd": 4}, {"quantize": 3}, {"clip": 1.0}, {"topk": 3}, {"randk": 3}, "sign"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"qsgd": 4}, {"quantize": 3}, {"clip": 1.0}, {"topk": 3}, {"randk": 3}, "sign",
+        [{"topk": 3}, {"quantize": 3}], [{"randk": 3}, {"qsgd": 4}],
+    ],
+)  # fmt: skip
 def test_nothing_but_zeros_stays_so(entry):
     assert (applied(entry, np.zeros((1, D), np.float32), clients=[0])[0] == 0).all()
 
@@ -137,6 +216,14 @@ def test_noise(tmp_path):
     whole = run(tmp_path / "whole", train__upload=upload)
     assert_same(whole, run(tmp_path / "chunks", train__upload=upload, engine__chunk=1))
     assert whole.summary["model_sha256"] != run(tmp_path / "clip", train__upload=upload[:1]).summary["model_sha256"]
+
+
+def test_no_noise_is_clipping_alone(tmp_path):
+    clipped, both = applied([{"clip": 0.5}])[0], applied([{"clip": 0.5}, {"noise": 0.0}])[0]
+    assert (both == clipped).all()
+    upload = [{"clip": 0.5}, {"noise": 0.0}]
+    alone, silent = (run(tmp_path / str(k), train__upload=upload[:k]) for k in (1, 2))
+    assert_same(alone, silent)
 
 
 def test_all_of_an_upload_is_no_step_at_all(tmp_path):
@@ -169,10 +256,20 @@ def test_bytes(name, tmp_path):
         # 3, 7, 9 and 511 values
         ({"qsgd": 1}, 80, 80 * 2 / 8 + 4), ({"qsgd": 3}, 80, 80 * 3 / 8 + 4), ({"qsgd": 4}, 80, 80 * 4 / 8 + 4),
         ({"qsgd": 255}, 80, 80 * 9 / 8 + 4),
+        # a number has four bytes, and the seed by which places are drawn eight
+        ({"randk": 5}, 80, 28), ({"randk": 0.25}, 80, 88), ({"randk": 1}, 1, 12),
+        # bits of all numbers, and both ends of the range
+        ({"quantize": 1}, 80, 18), ({"quantize": 3}, 80, 38), ({"quantize": 8}, 80, 88), ({"quantize": 16}, 10, 28),
+        # seven places of a byte, and seven numbers of half a byte; or a seed in place of places
+        ([{"topk": 7}, {"quantize": 4}], 256, 7 + 3.5 + 8), ([{"topk": 7}, {"qsgd": 4}], 256, 7 + 3.5 + 4),
+        ([{"randk": 6}, {"quantize": 8}], 80, 8 + 6 + 8), ([{"clip": 1.0}, {"topk": 0.1}, {"qsgd": 1}], 80, 8 + 2 + 4),
     ],
 )  # fmt: skip
 def test_bytes_by_hand(entry, numbers, bytes):
-    assert make(entry, "train.upload", STEPS).wire_bytes(numbers, 4.0 * numbers) == bytes
+    sent = 4.0 * numbers
+    for step in steps_of(entry if isinstance(entry, list) else [entry]):
+        sent = step.wire_bytes(numbers, sent)
+    assert sent == bytes
 
 
 @pytest.mark.parametrize(
@@ -203,7 +300,9 @@ def test_noise_after_compression_is_sent_whole(tmp_path):
         ([{"qsgd": 0}], "levels must be a whole number"),
         ([{"quantize": 17}], "bits must be a whole number from 1 to 16"),
         ([{"noise": 1.0}, {"clip": 1.0}], "put a clip before it"),
-        ([{"topk": 3}, {"clip": 1.0}, {"qsgd": 2}], "topk and qsgd both make uploads smaller"),
+        ([{"topk": 3}, {"clip": 1.0}, {"qsgd": 2}], "topk and qsgd both make uploads smaller; .* right after topk or"),
+        ([{"qsgd": 2}, {"topk": 3}], "qsgd and topk both make uploads smaller"),
+        ([{"topk": 3}, {"quantize": 2}, {"qsgd": 2}], "topk and qsgd both make uploads smaller"),
         (["clip"], r"train\.upload=clip can't be made"),
         (["clp"], r"train\.upload: there is no 'clp' \(did you mean 'clip'\?\)"),
         ([{"topk": {"k": 3, "feedback": True}}], "feedback"),

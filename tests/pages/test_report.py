@@ -11,6 +11,9 @@ from pages import Page
 
 import fedray
 from fedray.cli.main import main
+from fedray.pages.client_curves import draw_client_curves
+from fedray.results.runs import RecordedRun, read_run
+from fedray.tracking.tables import read_parts
 
 SETTINGS = {
     "data.source": "sample", "data.clients": 6, "data.partition.kind": "dirichlet", "model.name": "logistic",
@@ -34,11 +37,61 @@ def test_a_run(made, capsys):
     assert all(title in page.text for title in titles)
     assert "completed after 4 rounds" in page.text
     captions = [str(attrs["alt"]) for attrs in page.all("img")]
-    assert len(captions) == 7
+    assert len(captions) == 8
     assert any("representation_accuracy" in caption for caption in captions)
     assert any("training samples of each class of 6 clients" in caption for caption in captions)
     assert any(caption.startswith("where the time of a round went") for caption in captions)
     assert "algorithm.gamma" in page.text
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory) -> RecordedRun:
+    """A run with personal, fine-tuned and global scores of all clients, the cohort's three and the others."""
+    more = {
+        "algorithm.name": "fedper", "run.eval_clients": "all", "run.finetune_steps": 1, "train.cohort_size": 3,
+        "run.output": str(tmp_path_factory.mktemp("runs")),
+    }  # fmt: skip
+    found = read_run(fedray.simulate(SETTINGS | more).folder)
+    assert isinstance(found, RecordedRun)
+    return found
+
+
+def test_curves_of_clients(scored):
+    """A panel for each kind of model, in which each client has a line with its scores, below those of metrics.csv."""
+    rows = read_parts(scored.folder / "evaluation.parquet")
+    figure = draw_client_curves(scored, rows)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "personal models", "fine-tuned on each client", "global model",
+    ]  # fmt: skip
+    columns = {"personal": "personal_", "finetuned": "finetuned_", "global": ""}
+    for axes, (model, prefix) in zip(figure.axes, columns.items(), strict=True):
+        *clients, mean, weighted, worst = axes.lines
+        expected = [list(100 * each[f"{model}_accuracy"]) for _, each in rows.groupby("client")]
+        assert [list(line.get_ydata()) for line in clients] == expected
+        assert len(expected) == 6
+        for line, what in ((mean, "mean"), (weighted, "weighted_mean"), (worst, "worst_tenth")):
+            assert list(line.get_ydata()) == list(100 * scored.rows[f"clients_{prefix}accuracy_{what}"])
+            assert list(line.get_xdata()) == [1, 2, 3, 4]
+
+
+def test_bands_of_many_clients(scored, monkeypatch):
+    monkeypatch.setattr("fedray.pages.client_curves.MOST_CLIENTS", 5)
+    rows = read_parts(scored.folder / "evaluation.parquet")
+    axes = draw_client_curves(scored, rows).axes[0]
+    assert len(axes.lines) == 3
+    for band, (low, high) in zip(axes.collections, ((0.05, 0.95), (0.25, 0.75)), strict=True):
+        ends = 100 * rows.groupby("round").personal_accuracy.quantile([low, high])
+        found = {round(float(y), 6) for y in band.get_paths()[0].vertices[:, 1]}
+        assert found == {round(float(y), 6) for y in ends}
+
+
+def test_whom_nobody_scored_twice_has_no_curve(scored):
+    rows = read_parts(scored.folder / "evaluation.parquet")
+    assert draw_client_curves(scored, rows[rows["round"] == 4]) is None
+    # of cohorts, where nobody else is scored
+    cohorts = rows[rows["in_cohort"]].assign(in_eval_clients=False)
+    lines = draw_client_curves(scored, cohorts).axes[0].lines
+    assert sum(len(line.get_xdata()) for line in lines[:-3]) == 12
 
 
 def test_a_run_that_kept_less(tmp_path):

@@ -34,7 +34,7 @@ TRIED = (
     "AlgorithmContract", "from fedray import tune",
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
-    "class Heavy", "class Median", "class Private", "def rings", "def focal", "class Lines", "class Clip",
+    "class Heavy", "class Median", "class FedPer", "def rings", "def focal", "class Lines", "class Clip",
     "class Processes(", "PoolContract", "@hydra.main",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
@@ -194,7 +194,7 @@ def test_own_loss_and_metrics(tmp_path: Path) -> None:
 
 
 ADDED = {
-    "heavy.py": "class Heavy", "private.py": "class Private", "rings.py": "def rings", "robust.py": "def focal",
+    "heavy.py": "class Heavy", "fedper.py": "class FedPer", "rings.py": "def rings", "robust.py": "def focal",
     "logger.py": "class Lines", "sending.py": "class Clip", "processes.py": "class Processes(",
     "test_mine.py": "PoolContract",
 }  # fmt: skip
@@ -226,6 +226,16 @@ def test_everything_of_your_own_together(added: Path) -> None:
 def test_heavy(added: Path) -> None:
     settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=4"]
     assert "completed after 2 rounds" in run(added, "run", "algorithm.name=heavy.py:Heavy", *settings)
+
+
+def test_fedper(added: Path) -> None:
+    """The page's is fedray's, to the bit."""
+    assert len((added / "fedper.py").read_text().splitlines()) <= 15
+    settings = ["model.name=mlp", "engine.kind=local", "run.rounds=3", "data.clients=4", "train.cohort_size=3"]
+    printed = [run(added, "run", f"algorithm.name={name}", *settings) for name in ("fedper.py:FedPer", "fedper")]
+    one, other = (re.findall(r"sha256 (\w+)", each) for each in printed)
+    assert one == other
+    assert len(one) == 1
 
 
 def test_contracts_of_your_own(added: Path) -> None:

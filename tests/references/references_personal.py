@@ -31,16 +31,20 @@ def descend(
 
 def only(private: Sequence[int], size: int) -> Vector:
     found = np.zeros(size)
-    found[private] = 1
+    found[np.asarray(private, int)] = 1
     return found
+
+
+def own_layers(problem: Objectives, x: Vector, private: Sequence[int]) -> tuple[Vector, dict[int, Vector]]:
+    """Where private layers are, and what each client keeps of them before the first round."""
+    return only(private, len(x)), {i: x for i in range(len(problem.sizes))}
 
 
 def fedrep(
     problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, private, head_steps=10
 ) -> list[Outcome]:
     x = beginning(problem, start)
-    head = only(private, len(x))
-    kept = {i: x for i in range(len(problem.sizes))}
+    head, kept = own_layers(problem, x, private)
     rounds = []
     for _, cohort, lr, p in schedule(problem, cohorts, train):
         ys, loss = {}, {}
@@ -95,20 +99,26 @@ def lg_fedavg(
 
 def ditto(
     problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *,
-    lam=0.1, personal_lr=None, personal_steps=None,
+    lam=0.1, personal_lr=None, personal_steps=None, private=(),
 ) -> list[Outcome]:  # fmt: skip
+    """Private layers of w; those of v are its own anyway."""
     x = beginning(problem, start)
     v = {i: x for i in range(len(problem.sizes))}
+    own, kept = own_layers(problem, x, private)
     rounds = []
     for _, cohort, lr, p in schedule(problem, cohorts, train):
-        ys, loss = local_sgd(problem, cohort, x, train, lr)
+        ys, loss = {}, {}
         for i in cohort:
+            begin = np.where(own, kept[i], x)
+            of_client, losses = local_sgd(problem, [i], begin, train, lr)
+            ys[i], loss[i] = of_client[i], losses[i]
+            kept[i] = ys[i]
             count = personal_steps or steps(train, i)
             v[i], _ = descend(
-                problem, i, v[i], train, personal_lr or lr, count, lambda y, g, x=x: g + lam * (y - x)
+                problem, i, v[i], train, personal_lr or lr, count, lambda y, g, x=begin: g + lam * (y - x)
             )  # fmt: skip
         middle = mean(p, ys)
-        x = x - train.server_lr * (x - middle)
+        x = np.where(own, x, x - train.server_lr * (x - middle))
         rounds.append(Outcome(x, loss, middle, personal={i: v[i] for i in cohort}))
     return rounds
 
@@ -138,16 +148,19 @@ def pfedme(
 
 
 def apfl(
-    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, alpha=0.5, adaptive=True
-) -> list[Outcome]:
+    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *,
+    alpha=0.5, adaptive=True, private=(),
+) -> list[Outcome]:  # fmt: skip
+    """Private layers of w; those of v are its own anyway."""
     x = beginning(problem, start)
-    own = {i: x for i in range(len(problem.sizes))}
-    share = dict.fromkeys(own, alpha)
+    vs = {i: x for i in range(len(problem.sizes))}
+    own, kept = own_layers(problem, x, private)
+    share = dict.fromkeys(vs, alpha)
     rounds = []
     for _, cohort, lr, p in schedule(problem, cohorts, train):
         ws, loss = {}, {}
         for i in cohort:
-            w, v, a, losses = x, own[i], share[i], []
+            w, v, a, losses = np.where(own, kept[i], x), vs[i], share[i], []
             of_w, of_v = np.zeros_like(x), np.zeros_like(x)
             for _ in range(steps(train, i)):
                 value, g = problem.oracle(i, w)
@@ -158,23 +171,24 @@ def apfl(
                     a = min(max(a - lr * (v - w) @ of_mixed, 0.0), 1.0)
                 v, w = v - lr * of_v, w - lr * of_w
                 losses.append(value)
-            ws[i], own[i], share[i], loss[i] = w, v, a, float(np.mean(losses))
+            ws[i], kept[i], vs[i], share[i], loss[i] = w, w, v, a, float(np.mean(losses))
         middle = mean(p, ws)
-        x = x - train.server_lr * (x - middle)
-        personal = {i: share[i] * own[i] + (1 - share[i]) * x for i in cohort}
+        x = np.where(own, x, x - train.server_lr * (x - middle))
+        personal = {i: share[i] * vs[i] + (1 - share[i]) * np.where(own, kept[i], x) for i in cohort}
         rounds.append(Outcome(x, loss, middle, personal=personal))
     return rounds
 
 
 def perfedavg(
-    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, alpha=0.01
+    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, alpha=0.01, private=()
 ) -> list[Outcome]:
     x = beginning(problem, start)
+    own, kept = own_layers(problem, x, private)
     rounds = []
     for _, cohort, lr, p in schedule(problem, cohorts, train):
         ys, loss = {}, {}
         for i in cohort:
-            y, b, losses = x, np.zeros_like(x), []
+            y, b, losses = np.where(own, kept[i], x), np.zeros_like(x), []
             for j in range(0, steps(train, i), 2):
                 value, g = problem.oracle(i, y)
                 near, g = problem.oracle(i, y - alpha * g)
@@ -182,10 +196,12 @@ def perfedavg(
                 y = y - lr * b
                 # the mini-batch of a last step that has no partner counts once
                 losses += [value] if j + 1 == steps(train, i) else [value, near]
-            ys[i], loss[i] = y, float(np.mean(losses))
+            ys[i], kept[i], loss[i] = y, y, float(np.mean(losses))
         middle = mean(p, ys)
-        x = x - train.server_lr * (x - middle)
-        rounds.append(Outcome(x, loss, middle, personal={i: x - alpha * problem.oracle(i, x)[1] for i in cohort}))
+        x = np.where(own, x, x - train.server_lr * (x - middle))
+        begin = {i: np.where(own, kept[i], x) for i in cohort}
+        personal = {i: begin[i] - alpha * problem.oracle(i, begin[i])[1] for i in cohort}
+        rounds.append(Outcome(x, loss, middle, personal=personal))
     return rounds
 
 

@@ -68,8 +68,8 @@ def make_data(path, alike=False, sizes=SIZES):
     return Data(path, problem, *test, client_test)
 
 
-def run(data, output, name, train, **keys):
-    """A key that is None is left out."""
+def run(data, output, name, train, model=None, **keys):
+    """A key that is None is left out. ``model`` is a module in place of the logistic regression."""
     config = {
         "algorithm.name": name,
         "data.source": "npz",
@@ -92,7 +92,8 @@ def run(data, output, name, train, **keys):
         "run.checkpoint_every": 0,
         "engine.kind": "local",
     }
-    return simulate({key: value for key, value in (config | keys).items() if value is not None})
+    keys |= {} if model is None else {"model.name": None, "model.init": None}
+    return simulate({key: value for key, value in (config | keys).items() if value is not None}, model=model)
 
 
 def flat(tensors):

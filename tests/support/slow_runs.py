@@ -16,7 +16,12 @@ def slow_rounds(algorithm: str) -> dict[str, Any]:
     server_lr = {"train.server_lr": 0.02} if algorithm in ("fedadam", "fedyogi", "fedadagrad") else {}
     # its local steps take four times as long as others'
     epochs = {"train.local_epochs": 2} if algorithm == "fedsiam_da" else {}
-    return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr, **epochs}
+    found = {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr, **epochs}
+    if algorithm == "fedbn":
+        # with norms to keep
+        del found["model.hidden"]
+        found["model.name"] = "small_runs:Normed"
+    return found
 
 
 BUFFERED = {

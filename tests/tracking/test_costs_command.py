@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from processes import PROGRAM, python
-from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, cumulative, run
+from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, Normed, cumulative, run
 
 from fedray.algorithms import Algorithm, Carry, Result, Traffic, Upload, Work, known_algorithms
 from fedray.cli.main import main
@@ -111,6 +111,15 @@ def test_a_round_of(name, tmp_path):
     assert metrics["flops"].tolist() == cumulative(flops)
 
 
+def test_norms_that_stay_are_not_counted(tmp_path):
+    """A perceptron of 12-7-4 with a BatchNorm in between, of which neither scales and shifts nor statistics travel."""
+    shared = FEATURES * 7 + 7 + 7 * CLASSES + CLASSES
+    metrics = run(tmp_path, "fedbn", call={"model": Normed}, model__name=None).metrics
+    assert metrics["bytes_down"].tolist() == metrics["bytes_up"].tolist() == cumulative(CLIENTS * 4 * shared)
+    plain = run(tmp_path, "fedavg", call={"model": Normed}, model__name=None).metrics
+    assert metrics["flops"].tolist() == plain["flops"].tolist()
+
+
 def test_scaffolds_first_option(tmp_path):
     metrics = run(tmp_path, "scaffold", model__name="mlp", model__hidden=[HIDDEN], algorithm__option=1).metrics
     assert metrics["flops"].tolist() == cumulative(SGD + 2 * (STEPS + CLIENTS) * PLAIN + FULL_GRADIENT)
@@ -120,6 +129,12 @@ def test_dittos_own_steps(tmp_path):
     """Two steps of the personal model, each with four samples, or all three, and two vectors: the pull and the step."""
     metrics = run(tmp_path, "ditto", model__name="mlp", model__hidden=[HIDDEN], algorithm__personal_steps=2).metrics
     assert metrics["flops"].tolist() == cumulative(SGD + 2 * 3 * (4 + 4 + 3) * FORWARD + 2 * 2 * CLIENTS * PLAIN)
+
+
+def test_epochs_of_fedreps_head(tmp_path):
+    """Two passes there and back over all samples, also over those that a step of three mini-batches leaves out."""
+    metrics = run(tmp_path, "fedrep", model__name="mlp", model__hidden=[HIDDEN], algorithm__head_epochs=2).metrics
+    assert metrics["flops"].tolist() == cumulative(SGD + 2 * 3 * sum(SIZES) * FORWARD)
 
 
 def compared(*arguments):
