@@ -101,7 +101,7 @@ class Asynchronous:
             queue.pool.drop(result.keep(task, found))
         for group in dict.fromkeys(groups.values()):
             for name, total in group.sums.totals().items():
-                state.pending.add(group.update, name, total, math.fsum(group.cohort.weights), server["x"])
+                state.pending.add(group.update, name, total, group.cohort, server["x"])
         if samples:
             cutter.learn(result.worker_seconds, samples)
 
