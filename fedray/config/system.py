@@ -23,6 +23,15 @@ OF_SYNC = ("deadline_seconds", "over_select", "on_late", "server_flops_per_secon
 """The keys that only asynchronous and only synchronous rounds have."""
 
 
+WIDEST = 5.0
+"""The largest sigma of a lognormal distribution: with it one client in six is 148 times as fast as the median. A larger
+one is a mistake, such as a standard deviation in Mb/s."""
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _drawn(value: Any) -> Any:
     """Checks a number that is the same for all clients, or a mapping that says from which distribution it is drawn for
     each client: ``{lognormal: [median, sigma]}``, ``{uniform: [least, most]}``, or ``{choice: [...]}``."""
@@ -38,10 +47,15 @@ def _drawn(value: Any) -> Any:
     if not isinstance(numbers, list) or not numbers or (wanted and len(numbers) != len(wanted)):
         raise ValueError(f"must be {name}: [{', '.join(wanted) or '...'}], not {in_message(numbers)}")
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number) or number < 0:
-            raise ValueError(f"{name}: must have numbers of at least 0, not {in_message(number)}")
+        if not _is_finite(number):
+            raise ValueError(f"{name}: must have finite numbers, not {in_message(number)}")
     if name == "uniform" and numbers[0] > numbers[1]:
         raise ValueError(f"uniform: [{numbers[0]:g}, {numbers[1]:g}] must begin with the smaller number")
+    if name == "lognormal" and not 0 <= numbers[1] <= WIDEST:
+        raise ValueError(
+            f"lognormal: [median, sigma] must have a sigma from 0 to {WIDEST:g}, the standard deviation of the natural "
+            f"logarithm, not {numbers[1]:g}"
+        )
     return {name: [float(number) for number in numbers]}
 
 
@@ -57,7 +71,7 @@ def _shares(value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{form}, not {in_message(value)}")
     for name, share in value.items():
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        if not _is_finite(share) or not 0 <= share <= 1:
             raise ValueError(f"{form} with shares from 0 to 1, not {name}: {in_message(share)}")
     if not math.isclose(math.fsum(value.values()), 1, abs_tol=1e-9):
         shares = ", ".join(f"{name}: {share:g}" for name, share in value.items())
@@ -69,12 +83,46 @@ Shares = Annotated[str | dict[str, Real] | None, BeforeValidator(_shares)]
 """A name that holds for all clients, or names with their shares of the clients."""
 
 
-def least(value: Any) -> float:
-    """Returns the smallest number that ``value``, a number or a distribution, can be."""
+def _check_least(value: Any, may_be_zero: bool, what: str = "must be") -> None:
+    """Checks the least number that ``value``, a number or a distribution, can be. Raises ValueError if it is negative,
+    or 0 where it may not be; the message begins with ``what``."""
     if not isinstance(value, Mapping):
-        return float(value)
-    ((name, numbers),) = value.items()
-    return float(numbers[0] if name == "lognormal" else min(numbers))
+        least, quote = float(value), ""
+    else:
+        ((name, numbers),) = value.items()
+        least = numbers[0] if name == "lognormal" else min(numbers)
+        quote = f" ({name}: [{', '.join(f'{number:g}' for number in numbers)}])"
+    if least < 0 or (least == 0 and not may_be_zero):
+        raise ValueError(f"{what} {'at least' if may_be_zero else 'above'} 0, not {least:g}{quote}")
+
+
+def _hours(value: Any) -> Any:
+    """Checks the name of a file with intervals, or the hours of each day in which clients can be reached."""
+    form = "must be a file that ends with .csv, or {from: hour, to: hour, shift: hours}"
+    if value is None or (isinstance(value, str) and value.endswith(".csv")):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{form}, not {in_message(value)}")
+    if unknown := [name for name in value if name not in ("from", "to", "shift")]:
+        raise ValueError(f"{form}, not {unknown[0]!r}{near_miss(str(unknown[0]), ('from', 'to', 'shift'))}")
+    for name in ("from", "to"):
+        if not _is_finite(value.get(name)) or not 0 <= value[name] <= 24:
+            raise ValueError(f"{form}, with an hour from 0 to 24 as {name}, not {in_message(value.get(name))}")
+    if value["from"] % 24 == value["to"] % 24:
+        raise ValueError(
+            f"begins and ends at the same hour, {value['from']:g}"
+            + (" and 24" if value["from"] != value["to"] else "")
+            + "; leave it out if clients can always be reached"
+        )
+    shift = _drawn(value.get("shift", 0))
+    if not isinstance(shift, Mapping) and not _is_finite(shift):
+        raise ValueError(f"{form}, with a finite number of hours as shift, not {in_message(shift)}")
+    _check_least(shift, True, "must have a shift of")
+    return {"from": float(value["from"]), "to": float(value["to"]), "shift": shift}
+
+
+Hours = Annotated[str | dict[str, Any] | None, BeforeValidator(_hours)]
+"""The name of a CSV file with intervals, or the hours of each day in which clients can be reached."""
 
 
 class SystemConfig(Section):
@@ -95,10 +143,14 @@ class SystemConfig(Section):
     watts: Drawn | None = Field(None, description="power that a client's device takes while it takes part")
     devices: Shares = Field(
         None,
-        description="what the clients' devices are: a profile, {profile: share, ...}, or a CSV file with a line for "
-        "each client",
+        description="what the clients' devices are: a profile, by its name or in a .yaml file, {profile: share, ...}, "
+        "or a CSV file with a line for each client",
     )
-    networks: Shares = Field(None, description="what the clients' networks are: a profile, or {profile: share, ...}")
+    networks: Shares = Field(
+        None,
+        description="what the clients' networks are: a profile, by its name or in a .yaml file, or {profile: share, "
+        "...}",
+    )
     server_flops_per_second: Real | None = Field(
         None, gt=0, description="FLOPs that the server computes in a second; unset: its computing takes no time"
     )
@@ -107,7 +159,7 @@ class SystemConfig(Section):
         gt=0,
         description="10^6 bits a second that all clients that receive or send at once share; unset: no limit",
     )
-    availability: str | dict[str, Any] | None = Field(
+    availability: Hours = Field(
         None,
         description="when clients can be reached: a CSV file with the columns client, from, to (seconds), or "
         "{from: hour, to: hour} of each day, with shift: hours (a number, or drawn for each client)",
@@ -149,33 +201,10 @@ class SystemConfig(Section):
 
     @field_validator(*OF_DEVICES)
     @classmethod
-    def _check_least(cls, value: Any, info: Any) -> Any:
+    def _check_numbers(cls, value: Any, info: Any) -> Any:
         if value is not None:
-            smallest, may_be_zero = least(value), info.field_name in ("latency_ms", "watts")
-            if smallest < 0 or (smallest == 0 and not may_be_zero):
-                raise ValueError(f"must be {'at least' if may_be_zero else 'above'} 0, not {in_message(value)}")
+            _check_least(value, info.field_name in ("latency_ms", "watts"))
         return value
-
-    @field_validator("availability")
-    @classmethod
-    def _check_hours(cls, value: Any) -> Any:
-        form = "must be a file that ends with .csv, or {from: hour, to: hour, shift: hours}"
-        if isinstance(value, str) and not value.endswith(".csv"):
-            raise ValueError(f"{form}, not {in_message(value)}")
-        if not isinstance(value, dict):
-            return value
-        if unknown := [name for name in value if name not in ("from", "to", "shift")]:
-            raise ValueError(f"{form}, not {unknown[0]!r}{near_miss(str(unknown[0]), ('from', 'to', 'shift'))}")
-        for name in ("from", "to"):
-            hour = value.get(name)
-            if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 <= hour <= 24:
-                raise ValueError(f"{form}, with an hour from 0 to 24 as {name}, not {in_message(hour)}")
-        if value["from"] % 24 == value["to"] % 24:
-            raise ValueError(f"begins and ends at the same hour, {value['from']:g}")
-        shift = _drawn(value.get("shift", 0))
-        if isinstance(shift, bool) or not isinstance(shift, (int, float, dict)) or least(shift) < 0:
-            raise ValueError(f"{form}, with hours of at least 0 as shift, not {in_message(shift)}")
-        return {"from": float(value["from"]), "to": float(value["to"]), "shift": shift}
 
     @model_validator(mode="after")
     def _check_mode(self) -> SystemConfig:

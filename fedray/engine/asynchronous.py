@@ -56,7 +56,8 @@ class Asynchronous:
         state.begin(number, self.experiment)
         result = RoundResult(number, Cohort())
         # what would only be used after the last round need not be trained
-        starts = [each for each in self.schedule.begin_with(number) if 0 < _update_of(each) <= self.experiment.rounds]
+        last = self.experiment.rounds
+        starts = [each for each in self.schedule.begin_with(number, last) if 0 < _update_of(each) <= last]
         self._train(starts, result, cutter, queue)
         answers = sorted(self.schedule.update(number).answers, key=_order)
         server.cohort = result.cohort = self._cohort(answers)
@@ -101,7 +102,7 @@ class Asynchronous:
             queue.pool.drop(result.keep(task, found))
         for group in dict.fromkeys(groups.values()):
             for name, total in group.sums.totals().items():
-                state.pending.add(group.update, name, total, math.fsum(group.cohort.weights), server["x"])
+                state.pending.add(group.update, name, total, group.cohort, server["x"])
         if samples:
             cutter.learn(result.worker_seconds, samples)
 

@@ -70,6 +70,7 @@ class RoundResult:
         asked: What became of the clients that were drawn, by the virtual clock; None without one.
         chosen_by: The losses or utilities by which clients were chosen, of each candidate (``train.sampling``).
         changes_clients: Whether clients keep what they have made of their states in this round.
+        is_last: Whether the run ends with this round before ``run.rounds``, as no client can be reached any more.
     """
 
     number: int
@@ -87,6 +88,7 @@ class RoundResult:
     asked: Asked | None = None
     chosen_by: Mapping[int, float] = field(default_factory=dict)
     changes_clients: bool = True
+    is_last: bool = False
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
         """Adds ``found``, the result of ``task``, to the result of the round: working time, trained models to be saved,

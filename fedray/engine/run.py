@@ -46,6 +46,7 @@ from fedray.tracking.folder import PERSONAL
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.tables import read_metrics
 from fedray.util.files import replacement_of
+from fedray.warning import WARNING
 
 
 class Run:
@@ -104,6 +105,7 @@ class Run:
         )
         self._unreported: list[RoundResult] = []
         self._reported: RoundResult | None = None
+        self._is_over = False
 
     def restore(self, saved: Checkpoint) -> None:
         """Goes back to ``saved``, a checkpoint of this run, so that :meth:`rounds` continues after the checkpoint's
@@ -156,14 +158,14 @@ class Run:
 
         A round is reported once it has been evaluated; with ``overlap`` the next round has been trained by then, except
         after the first round, which the user waits for. The run ends early if ``stopping`` is set, if the loss or the
-        model is no longer finite, or if the main metric is good enough or stops improving (``run.stop_at``,
-        ``run.patience``).
+        model is no longer finite, if the main metric is good enough or stops improving (``run.stop_at``,
+        ``run.patience``), or if no client can be reached any more (``system.availability``).
         """
         self._began = time.perf_counter()
         self.profile.take()
         status, first = "completed", self.state.server.round + 1
         for number in range(first, self.experiment.rounds + 1):
-            if self.best.reason is not None:
+            if self.best.reason is not None or self._ends_before(number, self.state.costs.get("virtual_seconds", 0.0)):
                 break
             if self.stopping.is_set():
                 status = "interrupted"
@@ -189,8 +191,29 @@ class Run:
     def _round(self, number: int) -> RoundResult:
         self._change_by_hand(number)
         if self.asynchronous is not None:
-            return self.asynchronous.run(number, self.cutter, self.queue)
-        return run_round(number, self.state, self.experiment, self.cutter, self.queue, self.virtual_time)
+            result = self.asynchronous.run(number, self.cutter, self.queue)
+        else:
+            result = run_round(number, self.state, self.experiment, self.cutter, self.queue, self.virtual_time)
+        if result.asked is not None and number < self.experiment.rounds:
+            after = self.state.costs.get("virtual_seconds", 0.0) + result.asked.duration
+            result.is_last = self._ends_before(number + 1, after)
+        return result
+
+    def _ends_before(self, number: int, seconds: float) -> bool:
+        """Returns whether no client can be reached any more when round ``number`` would begin, after so many virtual
+        ``seconds``, and tells the user once if so."""
+        if self._is_over:
+            return True
+        over = self.asynchronous is not None and not self.asynchronous.schedule.has(number)
+        self._is_over = over or self.virtual_time.is_over(seconds)
+        if self._is_over and number == 1:
+            raise UserError("system.availability: no client can be reached for as long as it needs to answer")
+        if self._is_over:
+            self._tell(
+                f"{WARNING}after round {number - 1} no client can be reached any more (system.availability): the run "
+                "ends"
+            )
+        return self._is_over
 
     def _observe(self, result: RoundResult, at_once: bool) -> None:
         """Shows a round to the observers after its training. With ``at_once``, or if one of them needs the state after
@@ -201,6 +224,7 @@ class Run:
         self._unreported.append(result)
         for observer in self.observers:
             observer.trained(result)
+        at_once = at_once or result.is_last
         if at_once or result.diverged or any(observer.needs_state_after(result.number) for observer in self.observers):
             self.queue.finish()
         if self.queue.finished:
@@ -347,7 +371,7 @@ class Run:
             model_sha256=flat_sha256(layout.named(model)),
             partition_hash=self.data.partition_hash,
             **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
-            stopped_by=self.best.reason,
+            stopped_by=self.best.reason or ("system.availability" if self._is_over else None),
             **privacy_spent(self.experiment, self.state.server.round),
             **({"by_hand": self.state.by_hand} if self.state.by_hand else {}),
         )

@@ -21,29 +21,37 @@ class VirtualTime:
 
     def __init__(self, clock: Clock | None, experiment: Experiment, state: RunState) -> None:
         self.clock, self.experiment, self.state = clock, experiment, state
+        everybody = np.flatnonzero(state.sizes)
+        self._end = math.inf if clock is None else float(clock.availability.last(everybody).max())
+
+    def is_over(self, seconds: float) -> bool:
+        """Returns whether no client can be reached any more from the virtual second ``seconds`` on."""
+        return seconds >= self._end
 
     def draw(self, drawn: NDArray[np.int64], number: int) -> Asked | None:
         """Makes those of the clients ``drawn`` that answer in time the cohort of round ``number``, in the server's
         state. Returns what became of everybody, or None without a clock."""
-        server, algorithm = self.state.server, self.experiment.algorithm
-        if self.clock is None:
+        server, algorithm, clock = self.state.server, self.experiment.algorithm, self.clock
+        if clock is None:
             server.cohort = cohort_of(drawn, self.state, self.experiment, number)
             return None
-        beside: dict[str, float] = {}
-        if (phase := algorithm.server_training_before) is not None:
-            # the server begins before it knows who will answer
-            server.cohort = cohort_of(drawn, self.state, self.experiment, number)
-            flops = algorithm.server_flops_beside(server, self.experiment.facts.flops)
-            beside[phase] = self.clock.seconds_of_server(flops)
+        forward = self.experiment.facts.flops
+
+        def beside(phase: str, ids: NDArray[np.int64]) -> float:
+            if phase != algorithm.server_training_before:
+                return 0.0
+            # how much it trains depends on the cohort: when it is waited for, on those who have answered so far
+            server.cohort = cohort_of(ids, self.state, self.experiment, number)
+            return clock.seconds_of_server(algorithm.server_flops_beside(server, forward))
+
         now = self.state.costs.get("virtual_seconds", 0.0)
         # a cohort that was given by hand is not more than the server waits for
         needed = None if self.state.order.cohort is None else len(drawn)
-        asked = self.clock.ask(number, drawn, now, beside, needed)
+        asked = clock.ask(number, drawn, now, beside, needed)
         server.cohort = cohort_of(asked.used, self.state, self.experiment, number)
         if server.cohort.ids:
-            forward = self.experiment.facts.flops
             after = algorithm.server_flops(server, forward) - algorithm.server_flops_beside(server, forward)
-            asked.duration += self.clock.seconds_of_server(after)
+            asked.duration += clock.seconds_of_server(after)
         return asked
 
 

@@ -15,7 +15,7 @@ from fedray.experiment.experiment import Experiment
 from fedray.experiment.named import named_uploads
 from fedray.experiment.permissions import allows
 from fedray.experiment.resolve import resolve
-from fedray.experiment.system import usual_round
+from fedray.experiment.usual_round import usual_round
 from fedray.models.heads import DEFAULT, serves
 from fedray.models.inspection import with_private
 from fedray.tracking import costs

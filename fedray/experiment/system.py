@@ -6,7 +6,7 @@ It decides whether there is one, and says before the first round what it will sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from fedray.core.rounding import whole_units_up
 from fedray.core.upload import UploadStep
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
-from fedray.experiment.cohorts import draw_of
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.model import ModelStage
 from fedray.experiment.permissions import require
@@ -30,12 +29,10 @@ from fedray.experiment.training import TrainingStage
 from fedray.system.availability import availability_of
 from fedray.system.buffered import Schedule
 from fedray.system.clock import Clock, PhaseCost, legs
-from fedray.system.devices import MAY_NAME_FILES, devices_of, is_file, with_absolute_paths
-from fedray.tracking.costs import costs_by_phase, server_of_mean_clients
+from fedray.system.devices import MAY_NAME_FILES, counts_of, devices_of, is_file, with_absolute_paths
+from fedray.tracking.costs import costs_by_phase
 from fedray.util.files import sha256_of_file
-
-REHEARSED = 20
-"""How many rounds are looked at to say what a usual one takes."""
+from fedray.warning import WARNING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +68,7 @@ def system_stage(
     clock = _clock(system, phases, data, cohort, config.run.seed)
     named = {f"system.{key}": with_absolute_paths(getattr(system, key)) for key in MAY_NAME_FILES}
     buffered = {"buffer": cohort, "concurrency": system.concurrency or min(2 * cohort, data.active)}
+    present = np.flatnonzero(data.sizes())
     return SystemStage(
         settings=named | (under("system", buffered) if system.mode == "buffered" else {}),
         draws=draws,
@@ -80,7 +78,11 @@ def system_stage(
             for path in ([value] if isinstance(value, str) else value or ())
             if is_file(path)
         },
-        notes=tuple(_notes(clock, np.flatnonzero(data.sizes()), draws)),
+        notes=(
+            *_notes_of_devices(system, data.clients, buffered),
+            *_notes_of_time(clock, present, draws),
+            *_notes_of_windows(clock, present),
+        ),
     )
 
 
@@ -129,46 +131,34 @@ def schedule_of(clock: Clock, present: NDArray[np.int64]) -> Schedule:
     )
 
 
-def usual_round(experiment: Experiment, data: FederatedData) -> dict[str, float]:
-    """Returns the ``virtual_seconds`` and ``joules`` of a round of ``experiment``, as means over the first
-    :data:`REHEARSED` rounds, in which nothing is trained. Both are NaN without a virtual clock."""
-    clock = clock_of(experiment, data)
-    if clock is None:
-        return {"virtual_seconds": math.nan, "joules": math.nan}
-    if clock.system.mode == "buffered":
-        return _usual_update(clock, np.flatnonzero(data.sizes()))
-    sizes, algorithm, forward = data.sizes(), experiment.algorithm, experiment.facts.flops
-    server = server_of_mean_clients(
-        experiment.training, sizes, experiment.cohort_size, len(data.public), len(data.y_test)
-    )  # fmt: skip
-    whole = clock.seconds_of_server(algorithm.server_flops(server, forward))
-    beside = clock.seconds_of_server(algorithm.server_flops_beside(server, forward))
-    waits = {} if algorithm.server_training_before is None else {algorithm.server_training_before: beside}
-    now = joules = 0.0
-    for number in range(1, REHEARSED + 1):
-        asked = clock.ask(number, draw_of(sizes, experiment, number), now, waits)
-        now += asked.duration + (whole - beside if len(asked.used) else 0.0)
-        joules += asked.joules
-    return {"virtual_seconds": now / REHEARSED, "joules": joules / REHEARSED}
-
-
-def _usual_update(clock: Clock, present: NDArray[np.int64]) -> dict[str, float]:
-    schedule = schedule_of(clock, present)
-    answers = [start for number in range(1, REHEARSED + 1) for start in schedule.update(number).answers]
-    joules = math.fsum((start.ended - start.began) * clock.devices.watts[start.client] for start in answers)
-    return {"virtual_seconds": schedule.update(REHEARSED).time / REHEARSED, "joules": joules / REHEARSED}
-
-
 def _clock(system: SystemConfig, phases: list[PhaseCost], data: FederatedData, cohort: int, seed: int) -> Clock:
     names = data.client_names
     devices = devices_of(system, data.clients, seed, names)
     return Clock(system, devices, availability_of(system.availability, data.clients, seed, names), phases, cohort, seed)
 
 
-def _notes(clock: Clock, present: NDArray[np.int64], draws: int) -> Iterator[str]:
+def _notes_of_devices(system: SystemConfig, clients: int, buffered: Mapping[str, int]) -> Iterator[str]:
+    """Yields lines about what ``system`` says that few would expect. ``buffered`` has the settings of asynchronous
+    rounds."""
+    for kind in ("devices", "networks"):
+        asked = getattr(system, kind)
+        for name, count in counts_of(asked, clients).items() if isinstance(asked, Mapping) else ():
+            if asked[name] and not count:
+                share = f"a share of {asked[name]:g}, which is none of {clients} clients"
+                yield f"{WARNING}system.{kind}: {name} has {share}"
+    if system.mode == "buffered" and buffered["buffer"] > buffered["concurrency"]:
+        yield (
+            f"system.buffer={buffered['buffer']} is more than system.concurrency={buffered['concurrency']}: an update "
+            "waits for clients that begin after others have answered"
+        )
+
+
+def _notes_of_time(clock: Clock, present: NDArray[np.int64], draws: int) -> Iterator[str]:
     """Yields lines about what the clients with samples, ``present``, will take, of which ``draws`` begin a round.
     Raises :class:`UserError` if none of them can meet the deadline of a phase."""
     system = clock.system
+    if not any(clock.alone(place)[present].any() for place in range(len(clock.phases))):
+        yield from _note_of_no_time(system)
     for place, phase in enumerate(clock.phases):
         alone = clock.alone(place)[present]
         of_phase = f" in phase {phase.name}" if len(clock.phases) > 1 else ""
@@ -188,13 +178,49 @@ def _notes(clock: Clock, present: NDArray[np.int64], draws: int) -> Iterator[str
         first = clock.together(place, np.sort(present[alone.argsort(kind="stable")[:draws]])).min()
         if first > system.deadline_seconds:
             yield (
-                f"warning: if the {draws} fastest clients begin{of_phase} together and share "
+                f"{WARNING}if the {draws} fastest clients begin{of_phase} together and share "
                 f"system.server_mbps={system.server_mbps:g}, the first answers after {first:.4g} s, and "
                 f"system.deadline_seconds={system.deadline_seconds:g}: rounds will have nobody"
             )
         late = int((alone > system.deadline_seconds).sum())
         if late:
             yield (
-                f"warning: {late} of the {len(present)} clients can never meet "
+                f"{WARNING}{late} of the {len(present)} clients can never meet "
                 f"system.deadline_seconds={system.deadline_seconds:g}{of_phase}, and never count"
             )
+
+
+def _note_of_no_time(system: SystemConfig) -> Iterator[str]:
+    """Yields a line if ``system`` asks for the first answers, and all come at the same moment."""
+    asked = ["system.mode=buffered"] if system.mode == "buffered" else []
+    if system.over_select > 1:
+        asked.append(f"system.over_select={system.over_select:g}")
+    if system.deadline_seconds is not None:
+        asked.append(f"system.deadline_seconds={system.deadline_seconds:g}")
+    if asked and not system.dropout and system.availability is None:
+        yield (
+            f"{WARNING}{' and '.join(asked)}: what clients do takes no time, so that all answer at once and nobody is "
+            "late; set system.devices and system.networks, or speeds"
+        )
+
+
+def _notes_of_windows(clock: Clock, present: NDArray[np.int64]) -> Iterator[str]:
+    """Yields a line if some of the clients ``present`` can never be reached for as long as their work takes. Raises
+    :class:`UserError` if none can."""
+    longest = clock.availability.longest(present)
+    needed = np.sum([clock.alone(place)[present] for place in range(len(clock.phases))], axis=0)
+    short = int((needed > longest).sum())
+    if short == len(present):
+        place = int((needed - longest).argmin())
+        client = int(present[place])
+        of_clients = [number for number, phase in enumerate(clock.phases) if not phase.is_at_server]
+        sums = ", then ".join(clock.arithmetic(number, client) for number in of_clients)
+        raise UserError(
+            f"system.availability: nobody can ever answer: client {client}, which comes closest, can be reached for "
+            f"{longest[place]:.4g} s at a time, and needs {needed[place]:.4g} s: {sums}"
+        )
+    if short:
+        yield (
+            f"{WARNING}{short} of the {len(present)} clients can never be reached for as long as they need "
+            "(system.availability), and never count"
+        )

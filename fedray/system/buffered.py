@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from fedray.core.seeds import Purpose, stream
 from fedray.errors import UserError
 from fedray.system.availability import Availability
-from fedray.system.transfers import Journeys, Leg
+from fedray.system.transfers import Journeys, Leg, without_answer
 
 TRIES = 100
 """How often a client is drawn at random before those that could be are listed."""
-
 
 WAKE = -1
 """Stands for the moment at which a client can be reached, among the numbers of starts."""
@@ -68,8 +67,8 @@ class Update:
 
 
 class Schedule:
-    """Simulates asynchronous rounds event by event, as far as it is asked. Raises :class:`UserError` when no client can
-    be reached any more.
+    """Simulates asynchronous rounds event by event, as far as it is asked. It ends when no client can be reached any
+    more.
 
     Args:
         legs: ``legs(client)`` returns what a client does in a participation.
@@ -99,21 +98,31 @@ class Schedule:
         self._of: dict[int, list[Start]] = {}
         self.updates = [Update()]
         self._journeys = Journeys(capacity)
-        self._busy: set[int] = set()
-        self._trained: dict[int, int] = {}
-        self._time, self._wakes = 0.0, math.inf
+        # by client: whether it trains, and the version of the model with which it began last (0: it never did)
+        self._is_busy = np.zeros(int(present.max()) + 1, bool)
+        self._trained = np.zeros(len(self._is_busy), np.int64)
+        self._training = 0
+        self._time, self._wakes, self._has_ended = 0.0, math.inf, False
         self._fill()
 
-    def begin_with(self, number: int) -> list[Start]:
-        """Returns the starts that begin with the model of round ``number``, in their order, each with its update."""
-        while len(self.updates) <= number or any(each.update is None for each in self._of.get(number, ())):
+    def has(self, number: int) -> bool:
+        """Returns whether the update at the end of round ``number``, from 1, is ever made."""
+        while len(self.updates) <= number and not self._has_ended:
+            self._step()
+        return len(self.updates) > number
+
+    def begin_with(self, number: int, last: float = math.inf) -> list[Start]:
+        """Returns the starts that begin with the model of round ``number``, in their order, each with its update; None
+        for those of which it is not known yet, but only that it comes after round ``last``."""
+        self.update(number)
+        while len(self.updates) <= last and any(each.update is None for each in self._of.get(number, ())):
             self._step()
         return self._of.get(number, [])
 
     def update(self, number: int) -> Update:
-        """Returns the update at the end of round ``number``, from 1."""
-        while len(self.updates) <= number:
-            self._step()
+        """Returns the update at the end of round ``number``, from 1. Raises :class:`UserError` if it is never made."""
+        if not self.has(number):
+            raise UserError(f"system.availability: no client can be reached any more in round {number}")
         return self.updates[number - 1]
 
     def _step(self) -> None:
@@ -129,7 +138,8 @@ class Schedule:
             return
         start = self.starts[number]
         start.ended = self._time
-        self._busy.remove(start.client)
+        self._is_busy[start.client] = False
+        self._training -= 1
         update = self.updates[-1]
         if self._answers(start):
             start.update = len(self.updates)
@@ -157,65 +167,62 @@ class Schedule:
     def _is_silent(self, start: Start) -> bool:
         return bool(self.dropout) and stream(self.seed, Purpose.ANSWER, start.number).random() < self.dropout
 
-    def _legs(self, start: Start) -> list[Leg]:
-        """Returns what a client does that begins. One that never answers takes nothing of what all share for its
-        answer, but is waited for as long as if it did."""
-        *others, last = self.legs(start.client)
-        if self._is_silent(start):
-            last = Leg(last.seconds + last.bits / min(last.most, self._journeys.capacity), 0.0, last.most)
-        return [*others, last]
-
     def _fill(self) -> None:
         """Lets clients begin until as many train as should, or no further one can be reached."""
-        while len(self._busy) < self.concurrency and (client := self._draw()) is not None:
+        while self._training < self.concurrency and (client := self._draw()) is not None:
             start = Start(len(self.starts), client, len(self.updates), self._time)
             self.starts.append(start)
             self._of.setdefault(start.version, []).append(start)
-            self._busy.add(client)
-            self._trained[client] = start.version
-            self._journeys.launch(start.number, self._time, self._legs(start))
-        if len(self._busy) < self.concurrency:
+            self._is_busy[client], self._trained[client] = True, start.version
+            self._training += 1
+            legs = self.legs(client)
+            done = without_answer(legs, self._journeys.capacity) if self._is_silent(start) else legs
+            self._journeys.launch(start.number, self._time, done)
+        if self._training < self.concurrency:
             self._wake_for_others()
 
     def _wake_for_others(self) -> None:
         """Schedules the moment at which the next idle client can be reached, so that it need not wait for an answer."""
-        version = len(self.updates)
-        able = [each for each in self.present.tolist() if each not in self._busy and self._trained.get(each) != version]
-        begins = min((self.availability.next_start(each, self._time) for each in able), default=math.inf)
+        begins = self._next_start()
         if self._time < begins < self._wakes:
             self._wakes = begins
             self._journeys.launch(WAKE, self._time, [Leg(begins - self._time, 0.0, 1.0)])
 
+    def _next_start(self) -> float:
+        """Returns when the first client that may begin with the server's model can be reached; infinity if none can."""
+        fresh = self.present[self._is_fresh(self.present)]
+        return float(self.availability.next_start(fresh, self._time).min(initial=math.inf))
+
     def _draw(self) -> int | None:
         """Draws a client that does not train and can be reached, or returns None if there is none."""
-        if len(self._busy) == len(self.present):
+        if self._training == len(self.present):
             return None
         generator = stream(self.seed, Purpose.COHORT, len(self.starts))
-        for drawn in generator.choice(self.present, size=TRIES).tolist():
-            if self._can_begin(drawn):
-                return int(drawn)
-        able = [client for client in self.present.tolist() if self._can_begin(client)]
-        return int(generator.choice(able)) if able else None
+        drawn = generator.choice(self.present, size=TRIES)
+        able = drawn[self._can_begin(drawn)]
+        if len(able):
+            return int(able[0])
+        able = self.present[self._can_begin(self.present)]
+        return int(generator.choice(able)) if len(able) else None
 
-    def _can_begin(self, client: int) -> bool:
-        (until,) = self.availability.until(np.array([client]), self._time)
+    def _is_fresh(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         # whoever trained from this model already would send the same again
-        fresh = client not in self._busy and self._trained.get(client) != len(self.updates)
-        return fresh and bool(until > self._time)
+        return np.asarray(~self._is_busy[ids] & (self._trained[ids] != len(self.updates)))
+
+    def _can_begin(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which of the clients ``ids`` may begin now, ``[len(ids)]``."""
+        return np.asarray(self._is_fresh(ids) & (self.availability.until(ids, self._time) > self._time))
 
     def _wait(self) -> None:
         """Goes on where nobody trains: to the moment at which a client can be reached that has not trained from this
-        model, or, if all have, to an update of fewer answers."""
-        version = len(self.updates)
-        able = [client for client in self.present.tolist() if self._trained.get(client) != version]
-        begins = min((self.availability.next_start(client, self._time) for client in able), default=math.inf)
+        model, or, if none ever can, to an update of fewer answers."""
+        begins = self._next_start()
         if math.isfinite(begins):
             self._time = begins
-        elif self.updates[-1].answers:
+        elif self.updates[-1].answers or not self._is_fresh(self.present).any():
+            # if nobody has answered, the model stays as it is
             self._make()
-        elif able:
-            raise UserError("system.availability: no client can be reached any more")
         else:
-            # nobody has answered: the model stays as it is
-            self._make()
+            self._has_ended = True
+            return
         self._fill()

@@ -10,7 +10,7 @@ clients takes time only where it is waited for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +20,13 @@ from fedray.config.system import SystemConfig
 from fedray.core.seeds import Purpose, stream
 from fedray.system.availability import Availability
 from fedray.system.devices import Devices
-from fedray.system.transfers import Journeys, Leg
+from fedray.system.transfers import Journeys, Leg, without_answer
 
 USED, LATE, DROPPED, UNAVAILABLE = "used", "late", "dropped", "unavailable"
 """What became of a client that was drawn: the column ``outcome`` of clients.parquet."""
+
+TIES = 1
+"""The coordinate of the random numbers that say who counts of clients that answer at the same moment."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +106,15 @@ class Clock:
         number: int,
         ids: NDArray[np.int64],
         now: float,
-        beside: Mapping[str, float] | None = None,
+        beside: Callable[[str, NDArray[np.int64]], float] | None = None,
         needed: int | None = None,
     ) -> Asked:
         """Returns what becomes of the clients ``ids`` (sorted), which were drawn for round ``number`` (from 1) that
         begins at the virtual second ``now``.
 
-        ``beside`` says, by the name of a phase, how many seconds after the beginning of the round the server is ready
-        for it, because it computes something beside the clients first. ``needed`` is how many answers it waits for, if
-        not for those of a cohort.
+        ``beside(phase, ids)`` returns how many seconds after the beginning of the round the server is ready for a
+        phase, because it computes something beside the clients first; ``ids`` are those that are still in the round.
+        ``needed`` is how many answers it waits for, if not for those of a cohort.
         """
         asked = Asked(ids, [USED] * len(ids), np.zeros(len(ids)), np.zeros(len(ids), bool))
         begun, done, spent = np.zeros(len(ids), int), np.zeros(len(ids), int), np.zeros(len(ids))
@@ -123,15 +126,17 @@ class Clock:
             there = np.flatnonzero([outcome == USED for outcome in asked.outcomes])
             if not len(there):
                 break
-            time = max(time, (beside or {}).get(phase.name, 0.0))
+            if beside is not None:
+                time = max(time, beside(phase.name, ids[there]))
             if phase.is_at_server and place:
                 begun[there] = done[there] = place + 1
                 continue
             gone = silent[there] | (now + time + self._alone[place][ids[there]] > until[there])
             took = self.together(place, ids[there], gone)
+            left = np.maximum(np.minimum(took, until[there] - (now + time)), 0.0)
             took[gone | (now + time + took > until[there])] = math.inf
             waited_for = min(needed or self.cohort, len(there)) if place == 0 else len(there)
-            used, length = self._answers(took, waited_for)
+            used, length = self._answers(took, left, self._in_order(number, took, waited_for), waited_for)
             begun[there] = place + 1
             answered = there[np.isfinite(took)]
             done[answered] = place + 1
@@ -142,7 +147,7 @@ class Clock:
             self._mark(asked, there[~in_time & np.isinf(took)], DROPPED)
             self._mark(asked, there[~in_time & np.isfinite(took)], LATE)
             time += length
-        asked.duration = time if len(asked.used) else max(time, self._idle(asked, now))
+        asked.duration = time if (until > now).any() else self._idle(ids, now)
         asked.trained = done > next((place for place, phase in enumerate(self.phases) if phase.name == "train"), 0)
         self._count(asked, begun, done, spent)
         asked.seconds[~np.isfinite(asked.seconds)] = math.nan
@@ -185,7 +190,8 @@ class Clock:
         self, place: int, ids: NDArray[np.int64], gone: NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:
         """Returns how many seconds each of the clients ``ids`` takes for the phase with the number ``place`` if they
-        begin it together and share the server's connection. Those that will be ``gone`` receive, and send nothing."""
+        begin it together and share the server's connection. Those that will be ``gone`` receive, and send nothing, but
+        take as long as if they sent alone."""
         phase, shared = self.phases[place], self.system.server_mbps
         if shared is None or not (phase.down or phase.up):
             return self._alone[place][ids]
@@ -198,7 +204,8 @@ class Clock:
         journeys = Journeys(1e6 * shared)
         for (is_gone, facts), positions in alike.items():
             both = _legs(phase, *facts)
-            journeys.launch(positions, 0.0, both[:1] if is_gone else both, len(positions))
+            done = without_answer(both, journeys.capacity) if is_gone else both
+            journeys.launch(positions, 0.0, done, len(positions))
         took = np.empty(len(ids))
         while (arrival := journeys.next()) is not None:
             took[arrival[1]] = arrival[0]
@@ -210,32 +217,45 @@ class Clock:
             return np.zeros(count, bool)
         return stream(self.seed, Purpose.ANSWER, number).random(count) < self.system.dropout
 
-    def _answers(self, took: NDArray[np.float64], needed: int) -> tuple[NDArray[np.int64], float]:
+    def _in_order(self, number: int, took: NDArray[np.float64], needed: int) -> NDArray[np.int64]:
+        """Returns the places in ``took``, the seconds after which clients answer, in the order of the answers. If not
+        all are ``needed``, it is drawn for round ``number`` who is first of those that answer at the same moment: in
+        the order of their numbers the last clients would never count."""
+        if needed == len(took):
+            return np.argsort(took, kind="stable")
+        ties = stream(self.seed, Purpose.ANSWER, number, TIES).permutation(len(took))
+        return np.lexsort((ties, took))
+
+    def _answers(
+        self, took: NDArray[np.float64], left: NDArray[np.float64], order: NDArray[np.int64], needed: int
+    ) -> tuple[NDArray[np.int64], float]:
         """Returns which clients the server uses, as places in ``took``, and after how many seconds the phase ends.
-        ``took`` are the seconds after which they answer, infinity if they never do."""
+        ``took`` are the seconds after which they answer, infinity if they never do, ``order`` their places sorted by
+        these, and ``left`` the seconds after which those that never answer are known to be gone."""
         deadline = self.system.deadline_seconds
         limit = math.inf if deadline is None or self.system.on_late == "keep" else deadline
-        # a stable sort: who answers at the same moment is used in the order of their numbers
-        order = np.argsort(took, kind="stable")
         used = order[np.isfinite(took[order]) & (took[order] <= limit)][:needed]
         last = float(took[used].max()) if len(used) else 0.0
-        if len(used) < needed and deadline is not None:
-            # somebody has not answered: the server can't know that it waits in vain
-            return used, max(last, deadline)
-        return used, last
+        if len(used) == needed:
+            return used, last
+        # somebody does not answer, which the server finds out by waiting
+        return used, max(last, float(left[np.isinf(took)].max()) if deadline is None else deadline)
 
     def _mark(self, asked: Asked, which: NDArray[np.generic], outcome: str) -> None:
         for place in (np.flatnonzero(which) if which.dtype == bool else which).tolist():
             asked.outcomes[place] = outcome
 
-    def _idle(self, asked: Asked, now: float) -> float:
-        """Returns how many seconds a round takes in which no client can be used: until the deadline, or without one
-        until the first of its clients can be reached, if any ever can."""
+    def _idle(self, ids: NDArray[np.int64], now: float) -> float:
+        """Returns how many seconds a round takes if none of its clients ``ids`` can be reached when it begins: until
+        the deadline, or without one until the first of them can be, or the first other client if they never can."""
         if self.system.deadline_seconds is not None:
             return self.system.deadline_seconds
-        starts = (self.availability.next_start(client, now) for client in asked.ids.tolist())
-        first = min(starts, default=math.inf)
-        return first - now if math.isfinite(first) else 0.0
+        everybody = np.arange(len(self.devices.watts))
+        for of in (ids, everybody):
+            first = float(self.availability.next_start(of, now).min(initial=math.inf))
+            if math.isfinite(first):
+                return first - now
+        return 0.0
 
     def _count(
         self, asked: Asked, begun: NDArray[np.int64], done: NDArray[np.int64], spent: NDArray[np.float64]

@@ -61,7 +61,14 @@ def profile_of(kind: str, name: str) -> Mapping[str, Any]:
     Raises :class:`UserError` if there is none, or it has a wrong key or number.
     """
     if not is_profile(name):
-        known = profiles(kind)
+        known, other = profiles(kind), "networks" if kind == "devices" else "devices"
+        if is_table(name):
+            raise UserError(
+                f"system.{kind}: {name} is a CSV file, which goes into system.devices alone: system.devices={name} has "
+                "a line for each client, and may say what its network is, too"
+            )
+        if name in profiles(other):
+            raise UserError(f"system.{kind}: {name} is a profile of system.{other}")
         if name not in known:
             raise UserError(f"system.{kind}: there is no profile {name!r}{near_miss(name, known)}")
         return known[name]
@@ -111,15 +118,23 @@ def devices_of(system: SystemConfig, clients: int, seed: int, names: Sequence[st
     drawn depends on ``seed`` alone. ``names`` are the clients' names, if the data have some.
 
     A number that ``system`` gives itself, as ``system.watts``, takes the place of that of a profile. Raises
-    :class:`UserError` if a profile is unknown, or a file lacks a client or has it twice.
+    :class:`UserError` if a profile is unknown, a file lacks a client or has it twice, or two places say the same:
+    ``system.devices`` and ``system.networks``, or a CSV file and ``system`` itself.
     """
     columns = {name: np.full(clients, value) for name, value in WITHOUT.items()}
-    if is_table(system.devices):
-        columns |= _from_table(system, clients, names)
-    else:
-        for number, kind in enumerate(("devices", "networks")):
-            if (asked := getattr(system, kind)) is not None:
-                columns |= _from_profiles(kind, asked, clients, seed, number, columns)
+    said: dict[str, str] = {}
+    for number, kind in enumerate(("devices", "networks")):
+        asked = getattr(system, kind)
+        if asked is None:
+            continue
+        if kind == "devices" and is_table(asked):
+            found = _from_table(system, clients, names)
+        else:
+            found = _from_profiles(kind, asked, clients, seed, number, columns)
+        if both := [name for name in found if name in said]:
+            raise UserError(f"system.{kind} says {both[0]}, and so does {said[both[0]]}: give one of them")
+        columns |= found
+        said |= dict.fromkeys(found, f"system.{kind}={asked}" if isinstance(asked, str) else f"system.{kind}")
     for number, name in enumerate(OF_DEVICES, start=2):
         if (asked := getattr(system, name)) is not None:
             columns[name] = drawn(asked, clients, stream(seed, Purpose.DEVICE, number))
@@ -144,24 +159,32 @@ def _from_profiles(
 ) -> dict[str, Numbers]:
     """Returns the columns that profiles give. Each profile gets its share of the clients, rounded; which ones is
     drawn."""
-    shares = {asked: 1.0} if isinstance(asked, str) else dict(asked)
-    known = {name: profile_of(kind, name) for name in shares}
-    until = np.rint(np.cumsum(list(shares.values())) * clients).astype(np.int64)
+    counts = counts_of(asked, clients)
+    known = {name: profile_of(kind, name) for name in counts}
     order = stream(seed, Purpose.DEVICE, number).permutation(clients)
     found: dict[str, Numbers] = {}
-    for name, begin, end in zip(shares, [0, *until[:-1]], until, strict=True):
+    for name, end in zip(counts, np.cumsum([*counts.values()]), strict=True):
         for column in OF_DEVICES:
             if column in known[name]:
-                found.setdefault(column, columns[column].copy())[order[begin:end]] = known[name][column]
+                of_profile = order[end - counts[name] : end]
+                found.setdefault(column, columns[column].copy())[of_profile] = known[name][column]
     return found
 
 
+def counts_of(asked: str | Mapping[str, float], clients: int) -> dict[str, int]:
+    """Returns how many of N = ``clients`` clients get each of the profiles that ``system.devices`` or
+    ``system.networks`` names: their shares of the clients, rounded so that they add up to N."""
+    shares = {asked: 1.0} if isinstance(asked, str) else dict(asked)
+    until = np.rint(np.cumsum([*shares.values()]) * clients).astype(np.int64)
+    return dict(zip(shares, np.diff(until, prepend=0).tolist(), strict=True))
+
+
 def _from_table(system: SystemConfig, clients: int, names: Sequence[str] | None) -> dict[str, Numbers]:
-    said = [name for name in (*OF_DEVICES, "networks") if getattr(system, name) is not None]
+    said = [name for name in OF_DEVICES if getattr(system, name) is not None]
     table = read_table(str(system.devices), "system.devices", ("client",), OF_DEVICES, clients, names)
-    if both := [name for name in said if name in table or name == "networks"]:
+    if both := [name for name in said if name in table.columns]:
         raise UserError(f"system.{both[0]} is also said by the file system.devices={system.devices}: give one of them")
-    path, seen = system.devices, np.bincount(table["client"].astype(np.int64), minlength=clients)
+    path, seen = system.devices, np.bincount(table.clients, minlength=clients)
     for count, wrong in ((0, "lacks"), (2, "has more than one line for")):
         clients_so = np.flatnonzero(seen == 0 if count == 0 else seen >= count)
         if len(clients_so):
@@ -169,14 +192,13 @@ def _from_table(system: SystemConfig, clients: int, names: Sequence[str] | None)
             raise UserError(
                 f"system.devices={path} {wrong} client {clients_so[0]}{more} (it needs one for each of {clients})"
             )
-    order = np.argsort(table["client"])
-    columns = {name: values[order] for name, values in table.items() if name != "client"}
+    order = np.argsort(table.clients)
+    columns = {name: values[order] for name, values in table.columns.items()}
     for name, values in columns.items():
         zero_too = name in ZERO_TOO
         wrong_at = np.flatnonzero(~(values >= 0 if zero_too else values > 0))
         if len(wrong_at):
             bound = "at least 0" if zero_too else "above 0"
-            raise UserError(
-                f"system.devices={path}: {name} of client {wrong_at[0]} must be {bound}, not {values[wrong_at[0]]:g}"
-            )
+            line = table.lines[order[wrong_at[0]]]
+            raise UserError(f"system.devices={path}, line {line}: {name} must be {bound}, not {values[wrong_at[0]]:g}")
     return columns

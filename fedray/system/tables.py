@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedray.errors import UserError, near_miss
+from fedray.util.csv_table import read_csv_table
 
-if TYPE_CHECKING:
-    import pandas as pd
+
+class Table(NamedTuple):
+    """A table about clients: the numbers of the ``clients`` in its rows, ``[rows]``, the other ``columns`` by name,
+    ``[rows]`` each, and the ``lines`` of the file on which the rows begin."""
+
+    clients: NDArray[np.int64]
+    columns: dict[str, NDArray[np.float64]]
+    lines: list[int]
 
 
 def read_table(
     path: str, key: str, needed: Sequence[str], further: Sequence[str], clients: int, names: Sequence[str] | None
-) -> dict[str, NDArray[np.float64]]:
-    """Reads a CSV file with a line for each client, or several, and returns its columns, each a number ``[lines]``.
+) -> Table:
+    """Reads a CSV file with a line for each client, or several.
 
     Args:
         path: The file.
@@ -28,49 +36,60 @@ def read_table(
         names: The clients' names, which may stand in the column ``client`` instead, or None.
 
     Raises:
-        UserError: The file can't be read, a column is missing or unknown, a cell is not a number, or there is no such
-            client.
+        UserError: The file can't be read, a row has more or fewer cells than the header, a column is missing or
+            unknown, a cell is not a number, or there is no such client.
     """
-    import pandas as pd
-
     where = f"{key}={path}"
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except OSError as error:
-        raise UserError(f"can't read {where}: {error.strerror or error}") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UserError(f"{where} is no CSV file: {str(error).splitlines()[0]}") from None
+    texts, lines = read_csv_table(path, where)
     known = (*needed, *further)
-    for column in table.columns:
+    for column in texts:
         if column not in known:
             raise UserError(f"{where} has an unknown column {column!r}{near_miss(column, known)}")
     for column in needed:
-        if column not in table.columns:
+        if column not in texts:
             raise UserError(f"{where} has no column {column!r}; its columns may be {', '.join(known)}")
-    if further and not set(further) & set(table.columns):
+    if further and not set(further) & set(texts):
         raise UserError(f"{where} has none of the columns {', '.join(further)}")
-    found = {column: _numbers(table[column], column, where) for column in table.columns if column != "client"}
-    return {"client": _clients(table["client"], clients, names, where), **found}
-
-
-def _numbers(cells: pd.Series[str], column: str, where: str) -> NDArray[np.float64]:
-    import pandas as pd
-
-    values = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        raise UserError(f"{where}, line {wrong[0] + 2}: {column} must be a number, not {cells.iloc[wrong[0]]!r}")
-    return values
-
-
-def _clients(cells: pd.Series[str], clients: int, names: Sequence[str] | None, where: str) -> NDArray[np.float64]:
-    number_of = {str(number): number for number in range(clients)} | {
-        name: number for number, name in enumerate(names or ())
+    found = {
+        column: np.array(
+            [_number(cell, column, f"{where}, line {line}") for cell, line in zip(cells, lines, strict=True)]
+        )
+        for column, cells in texts.items()
+        if column != "client"
     }
+    return Table(_clients([cell.strip() for cell in texts["client"]], lines, clients, names, where), found, lines)
+
+
+def _number(cell: str, column: str, where: str) -> float:
+    try:
+        number = float(cell)
+    except ValueError:
+        number = math.nan
+    # Python's own numbers may have marks between digits: 1_000
+    if not math.isfinite(number) or "_" in cell:
+        raise UserError(f"{where}: {column} must be a number, not {cell!r}")
+    return number
+
+
+def _clients(
+    cells: Sequence[str], lines: Sequence[int], clients: int, names: Sequence[str] | None, where: str
+) -> NDArray[np.int64]:
+    """Returns the numbers of the clients in the column ``client``, ``[rows]``. Where clients have names that are also
+    numbers, all cells are taken for names if they can be, or else all for numbers."""
+    by_number = {str(number): number for number in range(clients)}
+    by_name = {name: number for number, name in enumerate(names or ())}
+    different = set(cells)
+    chosen = by_name if different <= by_name.keys() else by_number if different <= by_number.keys() else None
     found = []
-    for line, cell in enumerate(cells, start=2):
-        if cell not in number_of:
+    for cell, line in zip(cells, lines, strict=True):
+        either = {known[cell] for known in (by_name, by_number) if cell in known}
+        if not either:
             hint = f"clients are numbered from 0 to {clients - 1}" + (" or named as in the data" if names else "")
             raise UserError(f"{where}, line {line}: there is no client {cell!r}; {hint}")
-        found.append(number_of[cell])
-    return np.array(found, np.float64)
+        if chosen is None and len(either) > 1:
+            raise UserError(
+                f"{where}, line {line}: {cell!r} is the number of one client and the name of another, and the file has "
+                "both names and numbers: use one of them"
+            )
+        found.append(min(either) if chosen is None else chosen[cell])
+    return np.array(found, np.int64)

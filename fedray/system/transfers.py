@@ -21,6 +21,13 @@ class Leg(NamedTuple):
     most: float
 
 
+def without_answer(legs: Sequence[Leg], capacity: float) -> list[Leg]:
+    """Returns what a client does that never answers. It takes nothing of the ``capacity`` that all share for the
+    answer, which is the last of ``legs``, but has gone all of the way as late as if nobody else did."""
+    *others, last = legs
+    return [*others, Leg(last.seconds + last.bits / min(last.most, capacity), 0.0, last.most)]
+
+
 class _Journey(NamedTuple):
     who: Any
     left: Iterator[Leg]

@@ -15,7 +15,7 @@ from fedray.core.rounding import whole_units
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
-from fedray.experiment.system import usual_round
+from fedray.experiment.usual_round import usual_length, usual_round
 from fedray.tracking import costs
 from fedray.tuning.spec import SweepSpec, read_record
 
@@ -66,12 +66,13 @@ def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
     """Returns how much of ``axis`` a whole run of ``experiment`` takes: its number of rounds (``rounds``), the bytes
     sent to and from clients (``bytes``), its FLOPs (``flops``), or its ``virtual_seconds`` or ``joules``. All but the
-    rounds are estimates (:func:`cost_of_a_round`, :func:`~fedray.experiment.system.usual_round`). ``data`` is the
-    partitioned data set."""
+    rounds are estimates (:func:`cost_of_a_round`, :mod:`fedray.experiment.system`). ``data`` is the partitioned data
+    set."""
     if axis == "rounds":
         return experiment.rounds
     if axis in ("virtual_seconds", "joules"):
-        budget = usual_round(experiment, data)[axis] * experiment.rounds
+        of_time = axis == "virtual_seconds"
+        budget = usual_length(experiment, data) if of_time else usual_round(experiment, data)[axis] * experiment.rounds
         if not budget > 0:
             raise UserError(f"tune.pruner.axis={axis}: what system.* says does not give {axis}")
         return budget

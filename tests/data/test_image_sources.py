@@ -71,6 +71,11 @@ def no_image(folder: Path) -> None:
         path.write_text("no image")
 
 
+def longer_rows(folder: Path) -> None:
+    header, *lines = (folder / "train.csv").read_text().splitlines()
+    (folder / "train.csv").write_text("\n".join([header, *(f"{line},7" for line in lines)]))
+
+
 def edit(file: str, old: str, new: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         text = (folder / file).read_text()
@@ -83,25 +88,27 @@ def edit(file: str, old: str, new: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (remove_an_image, r"train\.csv: image '\w+' in row \d+ is in none of .*train, .*test"),
+        (remove_an_image, r"train\.csv, line \d+: image '\w+' is in none of .*train, .*test"),
         (cut_an_image, r"\.jpg can't be read as an image: "),
         (no_image, r"\.jpg is not an image that Pillow knows"),
         (edit("train.csv", "user_id", "user"), r"train\.csv has no column 'user_id'.*'user'"),
-        (edit("train.csv", "u1,001", "u1,000"), r"image '0009+' in row 1 is listed before \(1 such row"),
+        (edit("train.csv", "u1,001", "u1,000"), r"line 3: image '0009+' is listed before \(1 such line"),
         (
             edit("train.csv", "u1,0019999999999999,1", "u1,0019999999999999,x"),
-            r"class 'x' in row 1 is no whole number from 0",
+            "line 3: class 'x' is no whole number from 0",
         ),
         (
             edit("train.csv", "u1,0019999999999999,1", "u1,0019999999999999,-1"),
-            "class '-1' in row 1 is no whole number",
+            "line 3: class '-1' is no whole number",
         ),
         (
             edit("test.csv", "9,1", "9,70000"),
-            r"test\.csv: class 70000 in row \d is out of range, as 4 classes occur: number them from 0",
+            r"test\.csv, line \d: class 70000 is out of range, as 4 classes occur: number them from 0",
         ),
-        (edit("train.csv", "u1,001", ",001"), "user_id has nothing in row 1"),
-        (edit("train.csv", "u1,0019999999999999", "u1,../../0019"), r"image '\.\./\.\./0019' in row 1 is in none of"),
+        (edit("train.csv", "u1,001", ",001"), "line 3: user_id has nothing"),
+        (edit("train.csv", "u1,001", "\n\nu1,000"), r"line 5: image '0009+' is listed before"),
+        (longer_rows, r"train\.csv, line 2: there are 4 cells, and the header has 3"),
+        (edit("train.csv", "u1,0019999999999999", "u1,../../0019"), r"line 3: image '\.\./\.\./0019' is in none of"),
         (lambda folder: (folder / "test.csv").unlink(), r"can't read .*test\.csv: No such file"),
         (lambda folder: (folder / "train.csv").unlink(), "lacks train.csv or federated_train.csv"),
     ],

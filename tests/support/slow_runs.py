@@ -35,11 +35,23 @@ CLOCK = {
     "system.server_mbps": 2, "system.availability": {"from": 0, "to": 23, "shift": {"uniform": [0, 24]}},
     "system.dropout": 0.1,
 }  # fmt: skip
+PROFILES = {
+    "system.devices": {"phone_low": 0.5, "raspberry_pi_4": 0.5}, "system.networks": {"mobile_4g": 0.6, "ethernet": 0.4},
+    "system.server_mbps": 2, "system.availability": {"from": 0, "to": 20, "shift": {"uniform": [0, 24]}},
+    "system.dropout": 0.1, "system.deadline_seconds": 0.15, "system.on_late": "keep",
+    "system.server_flops_per_second": 1e7,
+}  # fmt: skip
 TIMED = {
     "deadline": {
         **slow_rounds("scaffold"), **CLOCK, "system.deadline_seconds": 5, "system.over_select": 1.4,
         "system.server_flops_per_second": 1e7,
     },
     "buffered": {**slow_rounds("fedadam"), **CLOCK, "system.mode": "buffered", "system.concurrency": 8},
+    "buffered, with what uploads leave behind": {
+        **slow_rounds("fedavg"), **CLOCK, "system.mode": "buffered", "system.concurrency": 8,
+        "train.upload": [{"topk": 0.3}],
+    },
+    "two phases": {**slow_rounds("mime"), **PROFILES},
+    "a server that trains": {**slow_rounds("pfedmo"), **PROFILES},
 }  # fmt: skip
 """Such runs with everything that the virtual clock has."""

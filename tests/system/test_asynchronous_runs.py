@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from small_runs import Normed
 
 from fedray import UserError, simulate
+from fedray.algorithms import Cohort
 from fedray.config import load
 from fedray.core.vectors import Layout
 from fedray.engine.asynchronous import asynchronous_of
@@ -27,9 +28,11 @@ BUFFERED = {
 }  # fmt: skip
 
 
-def run(folder, **changes):
+def run(folder, model=None, **changes):
     keys = SETTINGS | BUFFERED | {"run.output": str(folder)}
-    return simulate(keys | {key.replace("__", "."): value for key, value in changes.items()}, data=small_source())
+    keys |= {key.replace("__", "."): value for key, value in changes.items()}
+    keys = {key: value for key, value in keys.items() if model is None or not key.startswith("model.")}
+    return simulate(keys, data=small_source(), model=model)
 
 
 def table(result):
@@ -40,22 +43,39 @@ def flat(path):
     return np.concatenate([value.ravel() for _, value in sorted(load_file(path).items())]).astype(np.float64)
 
 
-def test_running_statistics_are_averaged():
-    """And not moved like parameters, which would lead variances below zero. The server's have the weight that is left,
-    and counts grow by what each client has counted."""
+@pytest.mark.parametrize("members", [([2], [5, 8]), ([5, 8], [2])])
+def test_running_statistics_are_averaged(members):
+    """And not moved like parameters, which would lead variances below zero. The server's have the weight that is left.
+    Counts are those of the client with the lowest number, whichever group it is in (ALGORITHMS R4)."""
     layout = Layout(Normed())
     begun, now = (layout.model(torch.rand(layout.row_width) + 1) for _ in range(2))
-    sent = [layout.model(torch.rand(layout.row_width)) for _ in range(2)]
-    pending, weights = Pending(layout), (0.4, 0.3)
-    for weight, each in zip(weights, sent, strict=True):
-        pending.add(3, "y", layout.model(weight * each.row), weight, begun)
-    pending.restore(dict(pending.vectors()), {})
-    row, total = pending.take(3, now)["y"].row, sum(w * each.row for w, each in zip(weights, sent, strict=True))
+    (count,) = layout.whole_numbers
+    pending, total, weights = Pending(layout), torch.zeros(layout.row_width), ([0.4], [0.1, 0.2])
+    for ids, of_group in zip(members, weights if len(members[0]) == 1 else weights[::-1], strict=True):
+        sent = sum(weight * torch.rand(layout.row_width) for weight in of_group)
+        sent[count] = 10 * ids[0]
+        pending.add(3, "y", layout.model(sent), Cohort(ids=ids, weights=of_group), begun)
+        pending.restore(dict(pending.vectors()), {})
+        total += sent
+    row = pending.take(3, now)["y"].row
     buffers = slice(layout.width, layout.width + 14)
     torch.testing.assert_close(row[: layout.width], (now.row + total - 0.7 * begun.row)[: layout.width])
     torch.testing.assert_close(row[buffers], (0.3 * now.row + total)[buffers])
-    (count,) = layout.whole_numbers
-    torch.testing.assert_close(row[count], (now.row + total - 2 * begun.row)[count])
+    assert set(row[count].tolist()) == {20}
+
+
+def test_counts_are_those_of_one_client(tmp_path):
+    """Updates of answers that began with different models have a client's count, as it is after its training."""
+    made = run(
+        tmp_path, model=Normed, run__local_models_of=list(range(9)),
+        run__local_models_in=list(range(1, 15)),
+    )  # fmt: skip
+    last = made.clients[made.clients["round"] == 14].sort_values("client")
+    assert last.staleness.nunique() > 1
+    began = 14 - int(last.staleness.iloc[0])
+    local = made.folder / f"local/round-{began:08}/client-{last.client.iloc[0]}.safetensors"
+    count = "norm.num_batches_tracked"
+    assert load_file(made.folder / "model.safetensors")[count] == load_file(local)[count] > 0
 
 
 @pytest.mark.parametrize(("staleness", "weighting"), [("polynomial", "samples"), ("constant", "uniform")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from command_runs import done, refused
@@ -12,10 +13,13 @@ from command_runs import done, refused
 from fedray import simulate
 from fedray.cli.main import main
 from fedray.config import load
+from fedray.experiment.cohorts import draw_of
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
-from fedray.experiment.system import usual_round
+from fedray.experiment.system import clock_of, schedule_of
+from fedray.experiment.usual_round import usual_length, usual_round
 from fedray.testing.contracts import SETTINGS, small_source
+from fedray.tuning.axis import budget_of
 
 pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")
 
@@ -87,6 +91,33 @@ def test_energy_that_is_not_known_is_no_objective(capsys):
     words = ["engine.kind=local", "tune.objective={validation_accuracy: max, joules: min}", "system.down_mbps=1"]
     line = refused(capsys, "mine.yaml", *words, command="tune", base=[])
     assert "tune.objective: joules are not known, because system.watts is not" in line
+
+
+EVENINGS = {"from": 20, "to": 23}
+
+
+@pytest.mark.parametrize(
+    ("hours", "rounds", "deadline", "near"),
+    [
+        (None, 20, None, 0.01), (EVENINGS, 20, None, 0.01), (EVENINGS, 2500, None, 0.1), (EVENINGS, 2500, 8000, 0.5),
+        (EVENINGS | {"shift": {"uniform": [0, 24]}}, 500, None, 0.5),
+    ],
+)  # fmt: skip
+def test_how_long_a_run_will_take(hours, rounds, deadline, near):
+    """Against all of its rounds: from the first moment on at which a client is there, and with nights in between."""
+    keys = {"system.availability": hours, "system.latency_ms": 5000, "run.rounds": rounds, "algorithm.name": "fedavg"}
+    timed = {"system.deadline_seconds": deadline}
+    experiment, data = resolve(load(SETTINGS | keys | timed), CustomObjects(small_source()))
+    clock, now = clock_of(experiment, data), 0.0
+    for number in range(1, rounds + 1):
+        now += clock.ask(number, draw_of(data.sizes(), experiment, number), now).duration
+    assert budget_of(experiment, data, "virtual_seconds") == pytest.approx(now, rel=near)
+    buffered = {"system.mode": "buffered", "system.concurrency": 5}
+    experiment, data = resolve(load(SETTINGS | keys | buffered), CustomObjects(small_source()))
+    end = schedule_of(clock_of(experiment, data), np.flatnonzero(data.sizes())).update(rounds).time
+    assert usual_length(experiment, data) == pytest.approx(end, rel=near)
+    if hours in (None, EVENINGS):
+        assert usual_round(experiment, data)["virtual_seconds"] == pytest.approx(10)
 
 
 def test_a_usual_round_is_what_rounds_take():

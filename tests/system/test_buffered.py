@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 
 from fedray import UserError
 from fedray.system.availability import Always, Daily, Listed
@@ -88,8 +89,7 @@ def test_a_moment_that_was_waited_for_is_not_later_than_another():
 def test_the_first_moment_of_a_day_is_one_at_which_a_client_is_there(seed):
     shifts = np.random.default_rng(seed).uniform(0, 24, 50)
     times = Daily(8, 20, shifts)
-    for client in range(50):
-        begins = times.next_start(client, 0.0)
+    for client, begins in enumerate(times.next_start(np.arange(50), 0.0).tolist()):
         assert times.until(np.array([client]), begins)[0] > begins
 
 
@@ -134,8 +134,52 @@ def test_who_is_gone_or_silent():
             since = (start.began - hours.starts[start.client]) % 86400
             assert since + start.ended - start.began <= 3600
     ends = schedule(availability=Listed([[0]] * 5, [[100]] * 5))
-    with pytest.raises(UserError, match="no client can be reached any more"):
-        ends.update(1000)
+    assert ends.has(3)
+    assert not ends.has(1000)
+    last = max(number for number in range(1000) if ends.has(number))
+    # the last one has fewer answers, and was waited for until the others should have answered
+    assert 100 <= ends.update(last).time <= 100 + max(SECONDS)
+    with pytest.raises(UserError, match=f"no client can be reached any more in round {last + 1}"):
+        ends.update(last + 1)
+
+
+def test_of_clients_alike_all_are_used_equally_often():
+    """Those that answer at the same moment do so in the order in which they began, which is drawn."""
+    made = Schedule(lambda client: [Leg(1.0, 0.0, 1.0)], math.inf, Always(), np.arange(20), 10, 13, 0.0, 0)
+    used = Counter(start.client for number in range(1, 2001) for start in made.update(number).answers)
+    assert chisquare([used[client] for client in range(20)]).pvalue > 0.001
+
+
+def test_it_looks_no_further_than_the_run_goes():
+    """The slowest client would answer after a million updates of the others."""
+    made = Schedule(
+        lambda client: [Leg(1.0 if client else 1e6, 0.0, 1.0)], math.inf, Always(), np.arange(4), 1, 4, 0.0, 0
+    )
+    starts = made.begin_with(1, last=20)
+    assert [start.client for start in starts if start.update is None] == [0]
+    assert len(made.updates) < 30
+    assert {start.client for start in made.begin_with(15, last=20)} <= {1, 2, 3}
+
+
+def test_of_many_clients_few_can_be_reached():
+    """Each for three minutes of the day, at any time: whoever comes begins at once."""
+    hours = Daily(0.0, 0.05, np.random.default_rng(0).uniform(0, 24, 10_000))
+    made = schedule(clients=10_000, concurrency=60, buffer=10, availability=hours)
+    made.update(100)
+    began = np.array([start.began for start in made.starts])
+    since = (began - hours.starts[[start.client for start in made.starts]]) % 86400
+    assert (since < 180).all()
+    _, first = np.unique([start.client for start in made.starts], return_index=True)
+    assert (since[first][began[first] > 0] < 1e-6).all()
+    assert (began > 0).any()
+
+
+def test_clients_that_never_have_the_time_to_answer_together():
+    """Alone each would need 4 s of the 5 in which it can be reached every day. Updates without answers are made."""
+    hours = Daily(0, 5 / 3600, np.zeros(6))
+    made = Schedule(lambda client: [Leg(0.0, 4.0, math.inf)], 1.0, hours, np.arange(6), 1, 2, 0.0, 0)
+    assert [made.update(number).time for number in (1, 2)] == [2 * 86400 + 8, 5 * 86400 + 8]
+    assert [len(made.update(number).answers) for number in (1, 2)] == [0, 0]
 
 
 def test_they_share_the_connection():

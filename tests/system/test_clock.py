@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 
 from fedray.config import load
-from fedray.system.availability import Always, Listed
+from fedray.system.availability import Always, Daily, Listed
 from fedray.system.clock import Clock, PhaseCost
 from fedray.system.devices import Devices
 
@@ -29,8 +31,9 @@ def clock(
     return Clock(system, devices, availability or Always(), phases, cohort, seed=0)
 
 
-def ask(made, ids=range(5), **given):
-    return made.ask(1, np.array(ids, np.int64), **{"now": 0.0, **given})
+def ask(made, ids=range(5), now=0.0, beside=None, **given):
+    waits = None if beside is None else lambda phase, ids: beside.get(phase, 0.0)
+    return made.ask(1, np.array(ids, np.int64), now, waits, **given)
 
 
 def test_two_phases_on_a_shared_connection_with_all_that_can_happen_to_a_client():
@@ -111,8 +114,13 @@ def test_late_dropped_and_unavailable():
     kept = ask(clock(availability=times, deadline_seconds=7, on_late="keep"))
     assert kept.outcomes == ["used", "used", "used", "dropped", "unavailable"]
     assert kept.duration == 8.0 + 4.0
-    # without a deadline it is taken to notice at once that client 3 is gone
+    # without a deadline the server waits for client 3 until it goes, and then for the others
     assert ask(clock(availability=times)).duration == 8.0 + 4.0
+    later = Listed([[0], [0], [0], [0], [100]], [[500], [500], [4], [500], [200]])
+    assert ask(clock(availability=later)).duration == 6.0 + 3.0
+    much_later = Listed([[0], [0], [0], [0], [100]], [[500], [500], [9], [500], [200]])
+    # client 2 has done the first phase in 8 s, and goes a second later
+    assert ask(clock(availability=much_later)).duration == 8.0 + 3.0
 
 
 def test_what_the_server_computes_beside_the_clients_takes_time_where_it_is_waited_for():
@@ -129,7 +137,8 @@ def test_the_first_to_answer_are_used():
     assert found.outcomes == ["used", "late", "late", "used", "used"]
     assert found.duration == 5.0 + 2.5
     found = ask(clock(cohort=2, over_select=2.5))
-    assert found.outcomes == ["used", "late", "late", "used", "late"]
+    assert Counter(found.outcomes) == {"used": 2, "late": 3}
+    assert set(found.used) < {0, 3, 4}
     # with one that is gone, fewer than five can be waited for
     times = Listed([[0]] * 5, [[500], [500], [500], [500], [1]])
     assert ask(clock(cohort=4, availability=times, over_select=1.25)).duration == 8.0 + 4.0
@@ -140,8 +149,38 @@ def test_a_round_without_anybody():
     found = ask(clock(availability=never, deadline_seconds=30), now=10.0)
     assert (found.duration, len(found.used), found.joules) == (30.0, 0, 0.0)
     assert ask(clock(availability=never), now=10.0).duration == 990.0
+    # clients 0 and 1 never come again: the next one that does is waited for
+    assert (
+        ask(clock(availability=Listed([[0], [0], [20], [30], [40]], [[5]] * 2 + [[50]] * 3)), [0, 1], 6.0).duration
+        == 14
+    )
     assert ask(clock(availability=never), now=5000.0).duration == 0.0
     assert math.isclose(clock(dropout=0.999, deadline_seconds=7).ask(1, np.arange(5), 0.0).duration, 7.0)
+
+
+def test_a_round_that_everybody_leaves_lasts_until_the_last_one_has_left():
+    """One whose hours end goes then; one that never answers is waited for as long as if it did."""
+    times = Listed([[0]] * 5, [[1], [2], [3], [4], [0.5]])
+    assert ask(clock(availability=times)).duration == 4.0
+    assert ask(clock(availability=times), now=1.5).duration == 2.5
+    assert ask(clock(availability=times, deadline_seconds=30)).duration == 30.0
+    # the slowest one needs 8 s for the first phase, and is gone or silent like all others
+    assert ask(clock(dropout=0.9999)).duration == 8.0
+    # five receive over 1 Mbit/s in 5 s; client 2 would have computed for 4 s, and sent alone for 2 s
+    assert ask(clock(dropout=0.9999, server_mbps=1)).duration == 0.5 + 5.0 + 4.0 + 0.5 + 2.0
+
+
+@pytest.mark.parametrize("deadline", [None, 700.0])
+@pytest.mark.parametrize("hours", [(8, 9), (20, 1.5)])
+def test_time_goes_on(hours, deadline):
+    """Through hours in which nobody can end what it has begun, for a week, whatever the rounds before have taken."""
+    made = clock(availability=Daily(*hours, np.array([0, 0.1, 0.2, 0.3, 6.0])), latency=1e6, deadline_seconds=deadline)
+    now, moments = 0.0, 0
+    while now < 7 * 86400:
+        found = made.ask(moments + 1, np.arange(5), now)
+        assert found.duration > 0
+        now, moments = now + found.duration, moments + 1
+    assert moments < (200 if deadline is None else 1000)
 
 
 def test_a_phase_of_the_server_alone_costs_clients_nothing():
@@ -179,6 +218,33 @@ def test_who_does_not_answer_is_drawn_for_each_round():
     assert [outcome == "dropped" for outcome in again.ask(77, np.arange(5), 0.0).outcomes] == gone[76]
     together = np.corrcoef(np.array(gone, float).T)
     assert np.abs(together - np.eye(5)).max() < 0.1
+
+
+def test_of_clients_alike_all_are_used_equally_often():
+    """Which of those that answer at the same moment count is drawn anew in each round, from 13 of 20 clients."""
+    made, draw = clock(10, speeds=[1e6] * 20, over_select=1.3), np.random.default_rng(0)
+    used = Counter()
+    for number in range(1, 2001):
+        asked = made.ask(number, np.sort(draw.choice(20, 13, replace=False)), 0.0)
+        assert len(asked.used) == 10
+        used.update(asked.used.tolist())
+    assert chisquare([used[client] for client in range(20)]).pvalue > 0.001
+    ids = np.arange(13)
+    assert made.ask(7, ids, 0.0).used.tolist() == made.ask(7, ids, 50.0).used.tolist()
+    assert made.ask(7, ids, 0.0).used.tolist() != made.ask(8, ids, 0.0).used.tolist()
+
+
+def test_what_the_server_computes_may_depend_on_those_who_are_left():
+    times = Listed([[0], [0], [0], [0], [100]], [[500], [500], [500], [3], [200]])
+    seen = []
+
+    def beside(phase, ids):
+        seen.append((phase, ids.tolist()))
+        return 10.0 * len(ids) if phase == "score" else 0.0
+
+    found = clock(availability=times).ask(1, np.arange(5), 0.0, beside)
+    assert seen == [("train", [0, 1, 2, 3]), ("score", [0, 1, 2])]
+    assert found.duration == 30.0 + 4.0
 
 
 def test_times_do_not_depend_on_when_a_round_begins():

@@ -7,6 +7,9 @@ import pandas as pd
 import pytest
 
 from fedray import simulate
+from fedray.config import load
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
 CLOCK = {
@@ -93,6 +96,74 @@ def test_a_round_without_anybody_changes_nothing(tmp_path):
     assert timed.metrics.virtual_seconds[:4].tolist() == [30, 60, 90, 120]
     assert timed.metrics.train_loss.isna().tolist() == [True] * 4 + [False] * 8
     assert timed.metrics.flops[3] == 0
+
+
+def plain(**system):
+    """Changes of the settings with no other keys of the clock than these."""
+    return {key.replace(".", "__"): value for key, value in DEFAULTS.items()} | system
+
+
+def test_time_goes_on_where_hours_are_too_short_for_another_round(tmp_path):
+    """Clients need 2,000 s and can be reached for an hour of each day: there is time for one round."""
+    keys = plain(system__availability={"from": 8, "to": 9}, system__latency_ms=1e6)
+    timed = run(tmp_path, "fedavg", **keys, run__rounds=8)
+    assert timed.metrics.cohort_size.tolist() == [0, 5, 0, 0, 5, 0, 0, 5]
+    hours = [8, 8 + 2000 / 3600, 9, 32, 32 + 2000 / 3600, 33, 56, 56 + 2000 / 3600]
+    assert (timed.metrics.virtual_seconds / 3600).tolist() == pytest.approx(hours)
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_run_ends_when_no_client_can_be_reached_any_more(buffered, tmp_path):
+    """In good order, its last round evaluated, and is complete for whoever starts it again."""
+    path = tmp_path / "when.csv"
+    path.write_text("client,from,to\n" + "".join(f"{client},0,{100 + client}\n" for client in range(9)))
+    keys = plain(system__availability=str(path), system__latency_ms=10_000, run__rounds=40, run__eval_every=0)
+    keys |= {"system__mode": "buffered"} if buffered else {}
+    timed = run(tmp_path, "fedavg", **keys)
+    assert (timed.summary["status"], timed.summary["stopped_by"]) == ("completed", "system.availability")
+    # five rounds of 20 s, and for those who can be reached longest the last seconds
+    assert 100 <= timed.metrics.virtual_seconds.iloc[-1] <= 108
+    assert timed.summary["rounds"] == len(timed.metrics) < 40
+    assert timed.metrics.test_accuracy.notna().tolist() == [False] * (len(timed.metrics) - 1) + [True]
+    line = f"warning: after round {len(timed.metrics)} no client can be reached any more (system.availability)"
+    assert line in (timed.folder / "log.txt").read_text()
+    again = run(tmp_path, "fedavg", **keys)
+    assert again.summary == timed.summary
+
+
+def test_a_run_that_is_over_goes_on_to_its_end_and_no_further(tmp_path):
+    path = tmp_path / "when.csv"
+    path.write_text("client,from,to\n" + "".join(f"{client},0,100\n" for client in range(9)))
+    keys = plain(system__availability=str(path), system__latency_ms=10_000, run__rounds=40, run__checkpoint_every=1)
+    whole = run(tmp_path / "whole", "fedavg", **keys)
+    settings = {key.replace("__", "."): value for key, value in keys.items()} | {"algorithm.name": "fedavg"}
+    last = len(whole.metrics)
+    for number in (2, last):
+        stopped = simulate(
+            SETTINGS | settings | {"run.output": str(tmp_path), "run.name": f"{number}"}, data=small_source(),
+            callbacks=[lambda report, number=number: report.round == number],
+        )  # fmt: skip
+        assert (stopped.summary["status"] == "interrupted") == (number < last)
+        resumed = run(tmp_path, "fedavg", **keys, run__name=f"{number}")
+        assert resumed.summary["stopped_by"] == "system.availability"
+        pd.testing.assert_frame_equal(table(resumed), table(whole))
+
+
+def test_the_server_is_charged_for_the_steps_of_those_who_are_used(tmp_path):
+    """pFedMo's server trains for as many steps as they do in the mean, though others were drawn."""
+    keys = plain(system__server_flops_per_second=1e6, system__up_mbps={"lognormal": [1, 2]}, system__over_select=1.4)
+    timed = run(tmp_path, "pfedmo", **keys, run__checkpoint_every=0)
+    experiment, data = resolve(load(timed.folder / "config.yaml"), CustomObjects(source=small_source()))
+    forward, public = experiment.facts.flops, len(data.public)
+    batch = min(experiment.training.batch_size, public)
+    rows = timed.clients[timed.clients.outcome == "used"].groupby("round")
+    assert (rows.steps.mean().round() != timed.clients.groupby("round").steps.mean().round()).any()
+    slowest, mean = rows.virtual_seconds.max(), rows.steps.mean().round()
+    beside = forward * 3 * mean * batch / 1e6
+    probes = forward * min(256, public) * (rows.size() + 1) / 1e6
+    took = timed.metrics.virtual_seconds.diff().fillna(timed.metrics.virtual_seconds.iloc[0])
+    assert (beside > slowest).any()
+    assert took.tolist() == pytest.approx((np.maximum(slowest, beside) + probes).tolist())
 
 
 def test_a_round_without_anybody_after_one_with_clients_on_ray(tmp_path, ray_cluster):

@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 
 from fedray.data.normalization import IMAGENET_MEAN, IMAGENET_STD
-from fedray.data.sources.find import Layout, find_files, reading
+from fedray.data.sources.find import Layout, find_files
 from fedray.data.sources.images import SUFFIXES, image_set
 from fedray.data.sources.source import Source
 from fedray.errors import UserError, near_miss
+from fedray.util.csv_table import read_csv_table
 
 TRAIN = ("train.csv", "federated_train.csv")
 
@@ -119,9 +120,9 @@ def _load(name: str, root: str | None, image_size: int | None, published: Publis
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    """Reads a csv file. Ids stay texts, and classes become whole numbers from 0."""
-    with reading(path, "csv file", ValueError):
-        table: pd.DataFrame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    """Reads a csv file, of which the index has the lines. Ids stay texts, and classes become whole numbers from 0."""
+    found, lines = read_csv_table(path, str(path))
+    table = pd.DataFrame(found, index=lines, dtype=str)
     for column in columns:
         if column not in table:
             raise UserError(f"{path} has no column {column!r}{near_miss(column, map(str, table.columns))}")
@@ -129,19 +130,23 @@ def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
         raise UserError(f"{path} lists no images")
     for column in columns:
         if (table[column] == "").any():
-            raise UserError(f"{path}: {column} has nothing in row {int((table[column] == '').argmax())}")
+            raise UserError(f"{path}, line {_first(table[column] == '')}: {column} has nothing")
     twice = table["image_id"].duplicated()
     if twice.any():
-        row = int(twice.argmax())
+        line = _first(twice)
         raise UserError(
-            f"{path}: image {table['image_id'][row]!r} in row {row} is listed before ({twice.sum()} such rows)"
+            f"{path}, line {line}: image {table['image_id'][line]!r} is listed before ({twice.sum()} such lines)"
         )
     whole = table["class"].str.fullmatch(r"\d{1,9}")
     if not whole.all():
-        row = int((~whole).argmax())
-        raise UserError(f"{path}: class {table['class'][row]!r} in row {row} is no whole number from 0")
-    found: pd.DataFrame = table.assign(**{"class": table["class"].astype(np.int64)})
-    return found
+        line = _first(~whole)
+        raise UserError(f"{path}, line {line}: class {table['class'][line]!r} is no whole number from 0")
+    return table.assign(**{"class": table["class"].astype(np.int64)})
+
+
+def _first(wrong: pd.Series) -> int:
+    """Returns the line of the first row that is ``wrong``."""
+    return int(wrong.index[int(wrong.to_numpy().argmax())])
 
 
 def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurring: int) -> None:
@@ -151,22 +156,22 @@ def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurri
     larger than ``occurring``, the number of different classes, that it must be a mistake.
     """
     beyond = SPARSE * occurring + SPARSE_MORE if classes is None else classes
-    row = int(table["class"].argmax())
-    if table["class"][row] >= beyond:
+    line = _first(table["class"] == table["class"].max())
+    if table["class"][line] >= beyond:
         why = f"{occurring:,} classes occur: number them from 0" if classes is None else f"{classes:,} are published"
-        raise UserError(f"{path}: class {table['class'][row]} in row {row} is out of range, as {why}")
+        raise UserError(f"{path}, line {line}: class {table['class'][line]} is out of range, as {why}")
 
 
 def _labelled(path: Path, table: pd.DataFrame, folder: Path, parts: Sequence[str]) -> list[tuple[str, int]]:
     """Returns the path and the class of each image in a table, in the order of the table. Images are looked for in the
     folders ``parts``, the table's own first, because each folder may number its images."""
     places = [_place(folder, name, parts) for name in table["image_id"]]
-    missing = [row for row, place in enumerate(places) if place is None]
+    missing = [line for line, place in zip(table.index, places, strict=True) if place is None]
     if missing:
         image = table["image_id"][missing[0]]
         raise UserError(
-            f"{path}: image {image!r} in row {missing[0]} is in none of {folder}/train, {folder}/test, as "
-            f"{'/'.join(image[:3])}/{image}.jpg or {image}.jpg ({len(missing)} such rows)"
+            f"{path}, line {missing[0]}: image {image!r} is in none of {folder}/train, {folder}/test, as "
+            f"{'/'.join(image[:3])}/{image}.jpg or {image}.jpg ({len(missing)} such lines)"
         )
     return list(zip(map(str, places), table["class"].tolist(), strict=True))
 

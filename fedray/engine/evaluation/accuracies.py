@@ -41,7 +41,7 @@ class Accuracies(Observer):
         self.state, self.experiment, self.scoring, self.data, self.queue = state, experiment, scoring, data, queue
 
     def trained(self, result: RoundResult) -> None:
-        if self.experiment.is_evaluated(result.number):
+        if self.experiment.is_evaluated(result.number) or result.is_last:
             evaluation = Evaluation(self.experiment, self.scoring, self.state, self.data, self.queue.pool, result)
             self.queue.later(evaluation.tasks, evaluation.take)
 
