@@ -56,6 +56,7 @@ OF_ALGORITHMS = [
     "algorithms/test_rules_at_their_limits.py",
 ]
 STEPS_OF_UPLOADS = ("clip", "noise", "qsgd", "quantize", "randk", "sign", "topk")
+ATTACKS = ("alie", "backdoor", "ipm", "label_flip", "noise", "sign_flip")
 ROBUST = ("bulyan", "centered_clip", "geometric_median", "krum", "mean", "median", "norm_bound", "trimmed_mean")
 RULES = {
     "core/tree.py": ["core/test_tree.py"],
@@ -70,9 +71,10 @@ RULES = {
     "algorithms/server_state.py": OF_ALGORITHMS[:2],
     "engine/selection.py": ["engine/test_selection.py"],
     "privacy/mechanism.py": ["engine/test_privacy.py"],
-    "robust/attacks.py": ["engine/test_robust.py", "engine/test_backdoor.py"],
+    "robust/attackers.py": ["engine/test_robust.py", "engine/test_backdoor.py", "engine/test_own_robust.py"],
     **{f"uploads/{each}.py": ["engine/test_known_uploads.py"] for each in STEPS_OF_UPLOADS},
     **{f"robust/rules/{each}.py": ["engine/test_robust.py"] for each in ROBUST},
+    **{f"robust/attacks/{each}.py": ["engine/test_robust.py", "engine/test_backdoor.py"] for each in ATTACKS},
 }
 """The files besides the algorithms', and the tests that hold what they promise."""
 

@@ -85,6 +85,12 @@ BESIDE_A_RULE: dict[str, dict[str, Any]] = {
     "a robust rule and an attack": {
         "train.aggregation": {"kind": "multi_krum", "f": 1}, "attack": {"kind": "sign_flip", "fraction": 0.2},
     },
+    "a rule that goes on from the round before, and wrong labels": {
+        "train.aggregation": {"kind": "centered_clip", "tau": 0.5}, "attack": {"kind": "label_flip", "fraction": 0.3},
+    },
+    "a rule by weights, and attackers that know the others": {
+        "train.aggregation": {"kind": "geometric_median"}, "attack": {"kind": "alie", "fraction": 0.3},
+    },
     "privacy": {"privacy.noise": 0.4, "privacy.clip": 0.5, "privacy.adaptive": True},
 }  # fmt: skip
 """What goes with the rule of FedAvg and others: what stays at clients, who takes part, what becomes of uploads."""

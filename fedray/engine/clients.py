@@ -86,7 +86,8 @@ class Clients:
             behaviour.changing, behaviour.writes, behaviour.overwrites,
         )  # fmt: skip
         others = *type(self.algorithm).__mro__, *experiment.upload
-        self.user_defined = user_defined or not all(map(is_of_known, others))
+        robust = bool(experiment.robust is not None and experiment.robust.user_code)
+        self.user_defined = user_defined or robust or not all(map(is_of_known, others))
         if behaviour.draws - {"torch"}:
             self.network.rng = every_rng
         if experiment.compile:

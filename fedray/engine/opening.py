@@ -16,6 +16,7 @@ from fedray.data.partitions.holdings import Holdings
 from fedray.engine.clients import Clients
 from fedray.engine.evaluation.accuracies import further_columns
 from fedray.engine.evaluation.client_scores import Scoring
+from fedray.engine.gathering import lines_on_memory
 from fedray.engine.pool import Pool
 from fedray.engine.process import require_device, same_kind
 from fedray.engine.run import Run
@@ -82,6 +83,7 @@ def open_run(
         states.clear()
         # a rule that fails before the first round leaves no folder behind
         state, scoring = RunState.first(experiment, data, worker, pool), Scoring.from_config(experiment, data)
+        warnings += lines_on_memory(experiment, state, worker.clients)
         columns = further_columns(experiment, scoring, list(further_models(experiment.algorithm, state.server)))
         folder.prepare(anew=experiment.config.run.resume is False or bool(found.line))
         checkpoints.discard(folder.checkpoints, after)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import zlib
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from fedray.algorithms.messages import MEANS
+from fedray.core.seeds import SERVER, Purpose, every_rng
 from fedray.core.vectors import Model, Vector, row_of
 from fedray.engine.state.run import RunState
 from fedray.experiment.robust import Robust
+from fedray.robust.results import aggregated
 
 KEPT = "aggregate of"
 """The beginning of the names of the server's vectors that a rule needs in the next round."""
@@ -47,17 +51,27 @@ def robust_sums(
         value = sums[name]
         rows = row_of(value)
         updates, base = _updates(value, state)
-        if robust.attack is not None:
-            sent = _sent(rows, state)
-            attacked = updates[:, sent].flatten(1)
-            cohort, number = state.server.cohort, state.server.round
-            updates[:, sent] = robust.attack.upload(attacked, cohort.ids, number, place).view_as(updates[:, sent])
-        if kind in MEANS:
-            total = base + _together(name, kind, updates, isinstance(value, Model), robust, state)
-            found[name] = _as_before(value, total, rows[0], state)
-        else:
-            found[name] = _as_before(value, updates.double() + base, rows, state)
+        with _seeded(name, robust, state):
+            if robust.attackers is not None:
+                sent = _sent(rows, state)
+                attacked, ids, number = updates[:, sent].flatten(1), state.server.cohort.ids, state.server.round
+                attacked = robust.attackers.upload(attacked, ids, number, name, place)
+                updates[:, sent] = attacked.view_as(updates[:, sent])
+            if kind in MEANS:
+                total = base + _together(name, kind, updates, isinstance(value, Model), robust, state)
+                found[name] = _as_before(value, total, rows[0], state)
+            else:
+                found[name] = _as_before(value, updates.double() + base, rows, state)
     return found
+
+
+def _seeded(name: str, robust: Robust, state: RunState) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which a user-defined rule or attack may draw from the global generators: they are seeded by
+    ``run.seed``, the round and the ``name`` of the upload."""
+    if not robust.user_code:
+        return contextlib.nullcontext()
+    server, place = state.server, zlib.crc32(f"train.aggregation {name}".encode())
+    return every_rng(server.seed, Purpose.ALGORITHM, server.round, SERVER, place)
 
 
 def _together(name: str, kind: str, updates: Tensor, is_model: bool, robust: Robust, state: RunState) -> Tensor:
@@ -72,7 +86,8 @@ def _together(name: str, kind: str, updates: Tensor, is_model: bool, robust: Rob
     shares = weights[finite].double() / weights[finite].double().sum()
     mean = (shares @ flat[finite][:, width:].double()).float()
     before = server[key][:width] if key in server.vectors else None
-    made = torch.cat([robust.rule(flat[:, :width], weights, before), mean])
+    where = f"the upload {name!r} of round {server.round}"
+    made = torch.cat([aggregated(robust.rule, flat[:, :width], weights, before, where), mean])
     if robust.rule.keeps:
         server[key] = made
     return made.double().view_as(updates[0])

@@ -183,8 +183,7 @@ def _train(
         shared = with_clip(broadcast.shared, state, experiment.privacy)
         sent.append(Sent(queue.pool.publish(shared), broadcast.scalars))
         tasks = [task_of(part, sent, state, experiment) for part in cut]
-        tell = (lambda line: None) if server.round > 1 or experiment.robust else partial(_tell, queue)
-        sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device, tell)
+        sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device)
         # a later phase goes to the worker that has the kept values of the phase before
         for task, found in queue.run(tasks, sticky=len(sent) > 1):
             sums.add(task, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from fedray.core.vectors import Layout, Model, Vector, row_of
 from fedray.engine.memory import available
 from fedray.engine.output_check import Forms, check_same_forms
 from fedray.engine.state.packing import on_host, tensor_over
-from fedray.engine.tasks import PartialSum, PhaseResult, PhaseTask
-from fedray.experiment.robust import SMALL
+from fedray.engine.tasks import PhaseResult, PhaseTask
 from fedray.util.named import Named
 
 LARGE = 1 << 24
@@ -38,20 +36,11 @@ class CohortSums:
     ``phase`` is the name of the phase, and ``members`` the number of clients in the cohort. ``layout`` says where the
     parameters are in a model's row of numbers. The attribute ``scalars`` has the numbers that clients send one by one
     (``Result.scalars``): it maps each name to a list with a number for each client, in the order of ids. ``gathered``
-    has the uploads of which the clients' rows come one by one, each with its kind, such as "weighted_mean". ``tell``
-    shows a line to the user if these rows will take much memory.
+    has the uploads of which the clients' rows come one by one, each with its kind, such as "weighted_mean".
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        phase: str,
-        members: int,
-        layout: Layout,
-        device: torch.device,
-        tell: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self.algorithm, self.phase, self._tell = algorithm, phase, tell
+    def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
+        self.algorithm, self.phase = algorithm, phase
         self.members, self.layout, self.device = members, layout, device
         self._forms: Forms | None = None
         self.scalars: dict[str, list[float]] = {}
@@ -69,8 +58,6 @@ class CohortSums:
         check_same_forms(found.forms, self._forms, self.algorithm, self.phase)
         self._forms = found.forms
         for name, partial in found.sums.items():
-            if partial.gathered and partial.nodes and name not in self._trees:
-                self._tell_of_memory(name, partial)
             for node, value in partial.nodes.items():
                 if isinstance(value, Tensor):
                     self._trees.setdefault(name, tree_for(value, self.members)).add(node, _where_it_fits(value))
@@ -87,12 +74,6 @@ class CohortSums:
                 self._place(self._scales, name, task, partial.scale)
         for name, values in found.scalars.items():
             self._place(self.scalars, name, task, values)
-
-    def _tell_of_memory(self, name: str, partial: PartialSum) -> None:
-        """Tells the user how large the rows of all clients will be, of which ``partial`` has the first."""
-        size = self.members * next(iter(partial.nodes.values())).nbytes
-        if size > SMALL:
-            self._tell(f"{self.phase}: the server gathers {name} of {self.members} clients, {size / 1e9:.3g} GB")
 
     def _place(self, columns: dict[str, list[float]], name: str, task: PhaseTask, values: list[float]) -> None:
         column = columns.setdefault(name, [math.nan] * self.members)

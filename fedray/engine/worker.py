@@ -83,7 +83,8 @@ class Worker:
                 f"{WARNING}user-defined code has drawn random numbers from the global generator of "
                 f"{' and of '.join(sorted(drawn))}, which fedray has not seeded for it, so another run may draw "
                 "others: an algorithm must draw from client.generator(row), a step of train.upload from "
-                "upload.generator(row), and a model from torch's generator, or from any in its first forward pass"
+                "upload.generator(row), an attack from run.generator() before the run, and a model from torch's "
+                "generator, or from any in its first forward pass"
             )
         return results[0]
 

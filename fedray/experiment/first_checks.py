@@ -50,8 +50,13 @@ def check_first(config: Config, custom: Collection[str] = ()) -> None:
 def _check_extensions(config: Config) -> None:
     """Raises :class:`UserError` for an impossible name in the keys that can name user-defined objects, such
     as ``task.loss``."""
-    if is_user_defined(config.engine.kind):
-        check_user_object(config.engine.kind, "engine.kind")
+    kinds = {
+        "engine.kind": config.engine.kind,
+        "train.aggregation.kind": config.train.aggregation.kind,
+        "attack.kind": config.attack.kind or "",
+    }
+    for key, kind in kinds.items():
+        check_user_object(kind, key)
     for entry in config.run.callbacks:
         check_entry(entry, "run.callbacks")
     loggers = [check_entry(entry, "run.loggers", LOGGERS) for entry in config.run.loggers]

@@ -74,10 +74,7 @@ def resolve(
     model = model_stage(config, named, head, data.data, training)
     system = system_stage(config, data.data, training, model, upload)
     execution = execution_stage(config, around, data, training, model)
-    robust = robust_of(
-        config, algorithm, data.data, training.cohort_size, model.facts.parameters + model.facts.buffers,
-        model.task.kind == "classification",
-    )  # fmt: skip
+    robust = robust_of(config, algorithm, data.data, training.cohort_size, model.task.kind)
     privacy = privacy_of(config, algorithm, model.statistics, training.cohort_size, data.data.active, training.rounds)
     stages = (data, training, model, system, execution)
     check_reached(config, model.task, data.data)
@@ -134,7 +131,7 @@ def _experiment(
         compile=execution.compile,
         replay=execution.replay,
         notes=(*(note for part in parts for note in part.notes), *notes_on_unused(config, settings)),
-        inputs=inputs_of(custom, upload, data, training, model, execution.make()) | system.digests,
+        inputs=inputs_of(custom, upload, robust, data, training, model, execution.make()) | system.digests,
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},
         upload=upload,

@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
+from fedray.config.robust import AggregationConfig
 from fedray.core.local_training import Poison
 from fedray.core.seeds import Purpose, stream
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.permissions import require
 from fedray.experiment.stage import Stage
-from fedray.robust import RULES
-from fedray.robust.attacks import Attack
-from fedray.robust.backdoor import Backdoor
-from fedray.robust.rule import Rule
+from fedray.gradients.known_code import is_of_known
+from fedray.robust import ATTACKS, RULES, Attack, AttackedRun, Rule
+from fedray.robust.attackers import Attackers
+from fedray.usercode.extensions import find, instance
+from fedray.usercode.importing import as_user_error
 
-SMALL = 100_000_000
-"""So many bytes of gathered uploads at the server need no line."""
+RULE, ATTACK = "train.aggregation.kind", "attack.kind"
+"""The keys that name the two."""
+
+Base = TypeVar("Base", Rule, Attack)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robust(Stage):
-    """How a server that gets the uploads of all clients one by one puts them together: by ``rule``, after an ``attack``
-    of some of them, if there is one."""
+    """How a server that gets the uploads of all clients one by one puts them together: by ``rule``, after the attack of
+    ``attackers``, if there are any."""
 
     rule: Rule
-    attack: Attack | None
+    attackers: Attackers | None
+
+    @property
+    def attack(self) -> Attack | None:
+        """What the attackers do, None if there are none."""
+        return None if self.attackers is None else self.attackers.attack
 
     @property
     def poison(self) -> Poison | None:
         """What the attack makes of the samples on which clients train, None if nothing."""
-        poisons = self.attack is not None and self.attack.kind in ("label_flip", "backdoor")
-        return self.attack.poison if self.attack is not None and poisons else None
+        attackers = self.attackers
+        return attackers.poison if attackers is not None and attackers.attack.poisons() else None
+
+    @property
+    def user_code(self) -> dict[str, type]:
+        """The classes of the rule and of the attack that are user-defined, by the names under which a run records their
+        code."""
+        classes = {"rule of train.aggregation": type(self.rule), "attack": type(self.attack)}
+        return {name: cls for name, cls in classes.items() if not is_of_known(cls)}
 
 
-def robust_of(
-    config: Config, algorithm: Algorithm, data: FederatedData, cohort: int, numbers: int, classification: bool
-) -> Robust | None:
+def robust_of(config: Config, algorithm: Algorithm, data: FederatedData, cohort: int, task: str) -> Robust | None:
     """Returns what ``train.aggregation`` and ``attack`` ask for, or None if they ask for nothing: the server then gets
     sums alone.
 
@@ -49,80 +65,75 @@ def robust_of(
         algorithm: The algorithm of the run.
         data: The clients' samples.
         cohort: The size of a cohort.
-        numbers: How many numbers a model has.
-        classification: Whether the targets are class numbers, which ``attack.kind=label_flip`` changes.
+        task: The kind of task, such as ``classification``.
 
     Raises:
-        UserError: The rule or the attack does not go with the algorithm, the cohort or the task.
+        UserError: The rule or the attack can't be made, or does not go with the algorithm, the cohort or the task.
     """
-    asked, attack = config.train.aggregation, config.attack
-    if asked.kind == "mean" and attack.kind is None:
+    asked = config.train.aggregation
+    if asked.kind == "mean" and config.attack.kind is None:
         return None
     _check_algorithm(config, algorithm)
-    rule = RULES[asked.kind](**asked.options)
-    if cohort < rule.least():
-        options = ", ".join(f"{key}={value}" for key, value in asked.options.items())
-        raise UserError(
-            f"train.aggregation: {asked.kind} with {options} needs cohorts of at least {rule.least()} clients, and "
-            f"there are {cohort} (train.cohort_size)"
-        )
-    if attack.kind in ("label_flip", "backdoor") and not classification:
-        raise UserError(f"attack.kind={attack.kind} changes class numbers, which this task does not have")
+    rule = rule_of(asked)
+    _check_cohort(rule, config, cohort)
     notes = []
     if config.train.weighting != "auto" and not rule.weighs:
         notes.append(
             f"warning: train.weighting={config.train.weighting} changes nothing: train.aggregation.kind={asked.kind} "
             "counts all clients alike"
         )
-    if (size := 4 * numbers * cohort) > SMALL:
-        notes.append(
-            f"train.aggregation: the {cohort} uploads of a round are {size / 1e9:.3g} GB, and the server needs up to "
-            "six times as much for them"
-        )
-    made = None
-    if attack.kind is not None:
-        made = _attack(config, data)
-        notes.append(f"attack: {len(made.byzantine)} of {data.active} clients are Byzantine ({attack.kind})")
-    return Robust(rule=rule, attack=made, settings={}, notes=tuple(notes))
+    attackers = None
+    if config.attack.kind is not None:
+        attackers = _attackers(config, config.attack.kind, data, task)
+        number = len(attackers.clients)
+        notes.append(f"attack: {number} of {data.active} clients are Byzantine ({config.attack.kind})")
+    return Robust(rule=rule, attackers=attackers, settings={}, notes=tuple(notes))
 
 
-def _attack(config: Config, data: FederatedData) -> Attack:
-    asked, seed = config.attack, config.run.seed
-    assert asked.kind is not None
-    assert asked.fraction is not None
-    present = np.flatnonzero(data.sizes())
-    drawn = stream(seed, Purpose.ATTACK).choice(present, round(asked.fraction * len(present)), replace=False)
-    byzantine = frozenset(drawn.tolist())
-    if asked.kind != "backdoor":
-        return Attack(asked.kind, byzantine, asked.strength, seed, data.classes)
-    backdoor = _backdoor(config, data)
-    marked = backdoor.chosen(len(data.y), 0.5 if asked.share is None else asked.share, seed)
-    return Attack(asked.kind, byzantine, asked.strength, seed, data.classes, backdoor, marked)
+def rule_of(asked: AggregationConfig) -> Rule:
+    """Returns the rule that ``train.aggregation`` asks for. Raises :class:`UserError` if it can't be made."""
+    return _made(asked.kind, asked.arguments, RULE, RULES, Rule)
 
 
-def _backdoor(config: Config, data: FederatedData) -> Backdoor:
-    """Returns the mark of ``attack.kind=backdoor``, whose pixels have the largest value of all test images. Raises
-    :class:`UserError` if the data are no images in one array, or the mark or its target does not fit them."""
-    target, patch, images = config.attack.target or 0, config.attack.patch or 3, data.x_test
-    shape = data.input_shape
-    if not isinstance(images, np.ndarray) or not isinstance(shape, tuple) or len(shape) != 3:
+def _made(kind: str, arguments: Mapping[str, Any], key: str, known: Mapping[str, Any], base: type[Base]) -> Base:
+    """Returns the rule or attack that ``key`` names as ``kind``: one of ``known``, or a user-defined one. Raises
+    :class:`UserError` if it is no subclass of ``base``, or can't be made with these ``arguments``."""
+    found = find(kind, key, known)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        raise UserError(f"{key}={kind} must be a subclass of fedray.robust.{base.__name__}, not {what}")
+    made: Base = instance(kind, key, known, options=arguments)
+    return made
+
+
+def _check_cohort(rule: Rule, config: Config, cohort: int) -> None:
+    """Raises :class:`UserError` if ``rule`` needs larger cohorts than those of ``cohort`` clients."""
+    asked = config.train.aggregation
+    with as_user_error(f"{RULE}={asked.kind}: least() failed"):
+        least = rule.least()
+        too_small = cohort < least
+    if too_small:
+        options = ", ".join(f"{key}={value}" for key, value in asked.arguments.items())
         raise UserError(
-            "attack.kind=backdoor marks images in an array [n, channels, height, width]; these inputs are no "
-            "images, or are read one by one (data.access)"
+            f"train.aggregation: {asked.kind}{' with ' * bool(options)}{options} needs cohorts of at least {least} "
+            f"clients, and there are {cohort} (train.cohort_size)"
         )
-    if config.data.augment != "none":
-        raise UserError(f"data.augment={config.data.augment} would move or cut off the mark of attack.kind=backdoor")
-    if not len(images):
-        raise UserError("attack.kind=backdoor needs a test set, on which its success is measured")
-    if patch > min(shape[-2:]):
-        raise UserError(f"attack.patch={patch}: images have {shape[-2]} x {shape[-1]} pixels")
-    if target >= data.classes:
-        raise UserError(f"attack.target={target}: there are {data.classes} classes, from 0")
-    return Backdoor(target, patch, float(images.max()))
+
+
+def _attackers(config: Config, kind: str, data: FederatedData, task: str) -> Attackers:
+    """Draws the Byzantine clients by ``run.seed``, and returns them with the attack ``kind``, which is prepared."""
+    seed, fraction = config.run.seed, config.attack.fraction
+    assert fraction is not None
+    present = np.flatnonzero(data.sizes())
+    drawn = stream(seed, Purpose.ATTACK).choice(present, round(fraction * len(present)), replace=False)
+    attack = _made(kind, config.attack.arguments, ATTACK, ATTACKS, Attack)
+    with as_user_error(f"{ATTACK}={kind}: prepare() failed"):
+        attack.prepare(AttackedRun(data, task, config.data.augment, seed, kind))
+    return Attackers(attack, frozenset(drawn.tolist()), seed)
 
 
 def _check_algorithm(config: Config, algorithm: Algorithm) -> None:
-    key = f"train.aggregation.kind={config.train.aggregation.kind}" if config.attack.kind is None else "attack"
+    key = f"{RULE}={config.train.aggregation.kind}" if config.attack.kind is None else "attack"
     what = "its server's rule is right for something else than a mean of uploads"
     require(algorithm, config.algorithm.name, "allows_aggregation", key, what)
     if config.system.mode == "buffered":

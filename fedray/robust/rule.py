@@ -7,12 +7,22 @@ from torch import Tensor
 
 
 class Rule:
-    """A rule that takes the place of the mean of clients' uploads. Its options are those of ``train.aggregation``
-    besides ``kind``, and the arguments of the class.
+    """The base class of rules that take the place of the mean of clients' uploads (``train.aggregation``). The options
+    of a rule, which are the arguments of its class, are the keys of ``train.aggregation`` besides ``kind``, or
+    ``train.aggregation.options`` of a user-defined one.
+
+    What a rule returns may depend on its arguments alone: it must not store anything from round to round
+    (:attr:`keeps`). It may draw from torch's, Python's and NumPy's global generators, which are seeded by ``run.seed``
+    and the round. :class:`fedray.testing.RuleContract` tests a rule.
 
     Attributes:
         keeps: Whether the rule needs what it returned in the round before.
         weighs: Whether clients count by their weights (``train.weighting``).
+
+    Example:
+        class Shortest(Rule):
+            def __call__(self, rows, weights, before):
+                return rows[rows.norm(dim=1).argmin()]
     """
 
     keeps = False
@@ -23,11 +33,11 @@ class Rule:
         return 1
 
     def __call__(self, rows: Tensor, weights: Tensor, before: Tensor | None) -> Tensor:
-        """Returns what the server uses in place of the mean, ``[d]``.
+        """Returns what the server uses in place of the mean, float32 ``[d]``.
 
         Args:
             rows: The uploads u_i of the m clients of the cohort, float32 ``[m, d]``: updates y_i - x of a model, or
-                vectors. They may be overwritten.
+                vectors. They may be overwritten. Zeros fill them up to a multiple of 64 bytes.
             weights: The aggregation weights p_i, float32 ``[m]``, which sum to 1.
             before: What the rule returned in the round before, ``[d]``, for a rule that ``keeps`` it; None in the first
                 round.

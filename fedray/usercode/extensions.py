@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -68,14 +69,42 @@ def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
             an object that is no class.
     """
     name = check_entry(entry, key, known)
-    found = find(name, key, known)
     _, first, options = _parts(entry, known)
+    return instance(name, key, known, first, options)
+
+
+def instance(
+    name: str,
+    key: str,
+    known: Mapping[str, Any] = NOTHING,
+    first: Sequence[Any] = (),
+    options: Mapping[str, Any] = NOTHING,
+) -> Any:
+    """Returns the object of the ``name`` in a config, as :func:`make` does. If it is a class, its instance gets the
+    arguments ``first`` by position and ``options`` by name."""
+    found = find(name, key, known)
     if not isinstance(found, type):
         if options or first:
             raise UserError(f"{key}={name}: only a class takes options, such as {next(iter(options or first))}")
         return found
+    _check_options(found, options, f"{key}={name}")
     with as_user_error(f"{key}={name} can't be made"):
         return found(*first, **options)
+
+
+def _check_options(cls: type, options: Mapping[str, Any], what: str) -> None:
+    """Raises :class:`UserError` if ``cls`` has no parameter of the name of an option. Classes whose parameters Python
+    can't tell are not checked."""
+    try:
+        parameters = inspect.signature(cls).parameters
+    except (TypeError, ValueError):
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            hint = near_miss(option, parameters) or " (it has none)"
+            raise UserError(f"{what} has no option {option!r}{hint}")
 
 
 def _parts(entry: Entry, known: Mapping[str, Any]) -> tuple[Any, list[Any], Mapping[str, Any]]:

@@ -332,6 +332,12 @@ def test_the_virtual_clock_goes_on_after_kill_9(mode: str, fresh: Any, tmp_path:
     goes_on_after_kill_9(TIMED[mode], fresh, tmp_path)
 
 
+@pytest.mark.slow
+def test_what_a_robust_rule_gave_before_outlives_kill_9(fresh: Any, tmp_path: Path) -> None:
+    settings = BESIDE_A_RULE["a rule that goes on from the round before, and wrong labels"]
+    goes_on_after_kill_9({**slow_rounds("fedavg"), **settings}, fresh, tmp_path)
+
+
 def goes_on_after_kill_9(config: dict[str, Any], fresh: Any, tmp_path: Path) -> None:
     config = {**config, "run.name": "run"}
     whole = simulate({**config, "run.output": str(tmp_path / "whole")}, data=small_source())

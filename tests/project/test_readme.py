@@ -35,7 +35,7 @@ TRIED = (
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
     "class Heavy", "class Median", "class FedPer", "def rings", "def focal", "class Lines", "class Clip",
-    "class Processes(", "PoolContract", "@hydra.main",
+    "class AroundMedian", "class Processes(", "PoolContract", "@hydra.main",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -195,7 +195,8 @@ def test_own_loss_and_metrics(tmp_path: Path) -> None:
 
 ADDED = {
     "heavy.py": "class Heavy", "fedper.py": "class FedPer", "rings.py": "def rings", "robust.py": "def focal",
-    "logger.py": "class Lines", "sending.py": "class Clip", "processes.py": "class Processes(",
+    "logger.py": "class Lines", "sending.py": "class Clip", "byzantine.py": "class AroundMedian",
+    "processes.py": "class Processes(",
     "test_mine.py": "PoolContract",
 }  # fmt: skip
 """The files of docs/extending.md, and what tells each."""
@@ -238,9 +239,19 @@ def test_fedper(added: Path) -> None:
     assert len(one) == 1
 
 
+def test_a_rule_and_attacks_of_your_own(added: Path) -> None:
+    (shown,) = re.findall(r"```yaml\n(algorithm.name.*?)```", TEXTS["docs/extending.md"], re.DOTALL)
+    (added / "robust.yaml").write_text(shown)
+    settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=10"]
+    for name, attack in (("mirror", []), ("labels", ["attack.kind=byzantine.py:WrongLabels", "attack.options={}"])):
+        printed = run(added, "run", "robust.yaml", f"run.name={name}", *settings, *attack)
+        assert "2 of 10 clients are Byzantine (byzantine.py" in printed
+        assert "completed after 2 rounds" in printed
+
+
 def test_contracts_of_your_own(added: Path) -> None:
     printed = run(added, "-c", PYTEST)
-    assert "23 passed" in printed
+    assert "39 passed, 3 skipped" in printed
 
 
 def spaces() -> list[str]:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor, nn
 
 from fedray import simulate
 from fedray.config import load
+from fedray.data.sources.source import Source
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
@@ -40,6 +42,15 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.last(self.norm(self.first(x)).relu())
+
+
+def small_images() -> Source:
+    """Returns 400 images of 5 x 6 pixels in 4 classes, and 60 test images."""
+    rng = np.random.default_rng(3)
+    y = rng.integers(0, 4, 460)
+    centres = rng.uniform(-1, 1, (4, 1, 5, 6))
+    x = np.clip(centres[y] + rng.normal(0, 0.4, (460, 1, 5, 6)), -1.5, 1.5).astype(np.float32)
+    return Source("images", x[:400], y[:400], x[400:], y[400:], 4)
 
 
 def run(folder: Path, algorithm: str = "fedavg", data: Any = None, call: Any = None, **keys: Any) -> RunResult:

@@ -21,6 +21,7 @@ from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, S
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.recorded import recorded_metrics
+from fedray.robust.attack import Attack
 from fedray.tracking.columns import DIAGNOSTICS, METRICS
 
 EVAL_BLOCK = 1000
@@ -69,11 +70,12 @@ class Evaluation:
         self.task = experiment.task
         further = further_models(algorithm, server)
         models = {GLOBAL: eval_model(algorithm, server), **further}
+        attack = _measured_attack(experiment)
         self.splits = {
             "test": (len(data.y_test) if experiment.config.run.eval_test else 0, list(models)),
             "validation": (len(data.validation), [GLOBAL]),
             "train": (len(data.train_subset), [GLOBAL]),
-            "backdoor": (_victims(experiment, data), [GLOBAL]),
+            "backdoor": (0 if attack is None else len(attack.victims()), [GLOBAL]),
         }
         self.scores = ClientScores(scoring, experiment, server, data, list(further))
         personal = {PERSONAL_PREFIX + name: value for name, value in self.scores.broadcast.shared.items()}
@@ -143,7 +145,7 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
             )
     config = experiment.config
     splits = {"test": True, "validation": config.data.validation_samples, "train": config.run.eval_train_samples}
-    splits["backdoor"] = config.attack.kind == "backdoor" and config.run.eval_test
+    splits["backdoor"] = _measured_attack(experiment) is not None
     labels = [*(label for label, there in splits.items() if there), *further]
     wanted = [f"{label}_{metric}" for label in labels for metric in recorded_metrics(experiment.task, label)]
     wanted += scoring.columns(further)
@@ -160,12 +162,11 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
     return [name for name in wanted if name not in METRICS]
 
 
-def _victims(experiment: Experiment, data: FederatedData) -> int:
-    """Returns on how many marked test samples the success of a backdoor is measured."""
+def _measured_attack(experiment: Experiment) -> Attack | None:
+    """Returns the attack whose success on test samples is measured, None if there is none."""
     attack = None if experiment.robust is None else experiment.robust.attack
-    if attack is None or attack.backdoor is None or not experiment.config.run.eval_test:
-        return 0
-    return len(attack.backdoor.victims(data.y_test))
+    measured = attack is not None and attack.has_victims() and experiment.config.run.eval_test
+    return attack if measured else None
 
 
 def _blocks(

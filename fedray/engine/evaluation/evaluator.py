@@ -23,7 +23,7 @@ from fedray.engine.clients import Clients
 from fedray.engine.state.packing import on_host
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
 from fedray.models.inspection import ModelFacts
-from fedray.robust.backdoor import MarkedSamples
+from fedray.robust.attackers import DisguisedSamples
 
 FEWEST, MOST, ENOUGH_FLOPS = 50, 500, 4e8
 """The number of samples in a forward pass of an evaluation on a CPU: as many as take ``ENOUGH_FLOPS``, but at least
@@ -65,19 +65,19 @@ class Evaluator:
         self.network, self.experiment = clients.network, clients.experiment
         self.size = samples_of_pass(self.experiment.facts, clients.device.type)
         robust = self.experiment.robust
-        self.backdoor = robust.attack.backdoor if robust is not None and robust.attack is not None else None
+        self.attack = None if robust is None else robust.attack
 
     def evaluate(self, task: EvalTask) -> EvalResult:
         """Evaluates each model of ``task`` on the task's range of samples. The result has two sums for the loss and for
         each metric, a numerator and a denominator, so that the results for all ranges of a data set can be added up."""
         models: Mapping[str, Any] = self.clients.broadcast(task.broadcast)
-        samples: Samples | MarkedSamples = self.clients.test
+        samples: Samples | DisguisedSamples = self.clients.test
         if task.split == "test":
             indices = np.arange(task.start, task.stop)
         elif task.split == "backdoor":
-            assert self.backdoor is not None
-            samples = MarkedSamples(self.clients.test, self.backdoor)
-            indices = self.backdoor.victims(self.data.y_test)[task.start : task.stop]
+            assert self.attack is not None
+            samples = DisguisedSamples(self.clients.test, self.attack)
+            indices = np.asarray(self.attack.victims(), np.int64)[task.start : task.stop]
         else:
             chosen = self.data.validation if task.split == "validation" else self.data.train_subset
             samples, indices = self.clients.train, chosen[task.start : task.stop]
@@ -96,7 +96,7 @@ class Evaluator:
 
     @torch.no_grad()
     def sums_over(
-        self, model: Model, samples: Samples | MarkedSamples, indices: Any
+        self, model: Model, samples: Samples | DisguisedSamples, indices: Any
     ) -> tuple[dict[str, Sums], NDArray[np.float64]]:
         """Evaluates ``model`` on the samples that are at ``indices`` in ``samples``.
 
@@ -119,7 +119,7 @@ class Evaluator:
         return {name: (total, count) for name, (total, count) in found.items()}, each
 
     def passes(
-        self, model: Model, samples: Samples | MarkedSamples, indices: NDArray[np.int64]
+        self, model: Model, samples: Samples | DisguisedSamples, indices: NDArray[np.int64]
     ) -> Iterator[tuple[slice, Any, Tensor]]:
         """Runs ``model`` forward, batch by batch, over the samples that are at ``indices`` in ``samples``. Yields three
         things for each batch: the slice of ``indices`` that the batch covers, the model's outputs, and the samples'

@@ -81,6 +81,7 @@ class RayEngine:
         ]
         code += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
         code += experiment.upload
+        code += experiment.robust.user_code.values() if experiment.robust is not None else ()
         ship_user_code(code)
         stored = store(self.data)
         del self.data

@@ -1,0 +1,1 @@
+"""Attacks, one in each file."""
