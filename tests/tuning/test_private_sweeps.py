@@ -21,6 +21,7 @@ from fedray.tuning.spec import read_sweeps
 pytestmark = pytest.mark.filterwarnings("ignore::fedray.FedrayWarning")
 
 
+@pytest.mark.slow
 def test_epsilon_as_an_environment(tmp_path: Path, ray_cluster: None) -> None:
     """A sweep for each epsilon, whose trials have the noise that it needs; the table says what was spent."""
     space = described({"privacy.clip": {"loguniform": [0.1, 1.0]}}, privacy__clip=0.5)
