@@ -1,9 +1,12 @@
-"""Contract tests: tests that every algorithm, pool of workers, callback, data source and upload step must pass, whether
-it comes with fedray or is yours."""
+"""Contract tests: tests that every algorithm, pool of workers, callback, data source, selection and upload step must
+pass, whether it comes with fedray or is yours."""
 
 from fedray.testing.contracts import AlgorithmContract
 from fedray.testing.extensions import CallbackContract, UploadContract
 from fedray.testing.pools import PoolContract
+from fedray.testing.selections import SelectionContract
 from fedray.testing.sources import SourceContract
 
-__all__ = ["AlgorithmContract", "CallbackContract", "PoolContract", "SourceContract", "UploadContract"]
+__all__ = [
+    "AlgorithmContract", "CallbackContract", "PoolContract", "SelectionContract", "SourceContract", "UploadContract",
+]  # fmt: skip

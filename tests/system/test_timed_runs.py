@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from fedray import simulate
+from fedray.selection import Chosen
 from fedray.testing.contracts import SETTINGS, small_source
 
 CLOCK = {
@@ -42,7 +43,7 @@ def test_those_who_leave_a_round_were_never_in_it(name, tmp_path, monkeypatch):
     used = {number: of.client[of.outcome == "used"].to_numpy() for number, of in rows.groupby("round")}
     assert {"late", "dropped", "used", "unavailable"} >= set(rows.outcome)
     assert len({len(each) for each in used.values()}) > 1
-    monkeypatch.setattr("fedray.engine.selection.draw_of", lambda sizes, experiment, number, choice: used[number])
+    monkeypatch.setattr("fedray.engine.selection.chosen_of", lambda known, experiment: Chosen(used[known.round]))
     keys = dict.fromkeys(CLOCK)
     without = run(tmp_path / "without", name, **{key.replace(".", "__"): default for key, default in DEFAULTS.items()})
     assert keys.keys() == DEFAULTS.keys()
