@@ -45,6 +45,11 @@ PYTHON = {
         "# Python, for algorithms\n\nWhat the rules of an algorithm compute with, from `fedray.algorithms`. "
         "[How one is written](../fedray/algorithms/README.md#writing-an-algorithm).",
     ),
+    "reference/selections.md": (
+        "fedray.selection",
+        "# Python, for choices of clients\n\nWhat a selection (`train.sampling`) is made of, from `fedray.selection`. "
+        "[How one is written](../docs/extending.md#a-choice-of-clients).",
+    ),
 }
 """The pages made of docstrings: the module whose names each lists, and its beginning."""
 
@@ -154,6 +159,7 @@ def python(module: str, beginning: str) -> str:
     """Returns the page about what is imported from ``module``, of which mkdocstrings makes one of docstrings."""
     there = importlib.import_module(module)
     found = [getattr(there, name) for name in sorted(there.__all__, key=str.lower)]
+    found = [each for each in found if hasattr(each, "__qualname__")]
     return "\n\n".join([beginning, *(f"::: {each.__module__}.{each.__qualname__}" for each in found)]) + "\n"
 
 

@@ -81,6 +81,7 @@ BESIDE_A_RULE: dict[str, dict[str, Any]] = {
     },
     "quantised uploads": {"train.upload": [{"qsgd": 4}]},
     "power of choice": {"train.sampling": {"kind": "power_of_choice", "candidates": 7}},
+    "power of choice cached": {"train.sampling": {"kind": "power_of_choice", "candidates": 7, "cached": True}},
     "oort": {"train.sampling": "oort"},
     "a robust rule and an attack": {
         "train.aggregation": {"kind": "multi_krum", "f": 1}, "attack": {"kind": "sign_flip", "fraction": 0.2},

@@ -17,7 +17,6 @@ from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.privacy import PrivacyConfig
 from fedray.config.robust import AggregationConfig, AttackConfig
-from fedray.config.sampling import SamplingConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Natural, Positive, Reached, Real, Section, Whole, at_home, in_message
 from fedray.config.system import SystemConfig
@@ -273,10 +272,11 @@ class TrainConfig(Section):
     participation: Real | None = Field(
         None, gt=0, le=1, description="clients per round as a fraction C of those with samples"
     )
-    sampling: str | dict[str, Any] = Field(
+    sampling: Entry = Field(
         "uniform",
-        description="how cohorts are drawn: uniform, cyclic, weighted (by samples), or {kind: power_of_choice, "
-        "candidates: 20} (those with the largest losses), {kind: oort} (those that are most useful)",
+        description="who takes part: uniform, cyclic, weighted (by samples), {kind: power_of_choice, candidates: 20} "
+        "(those with the largest losses), oort (those that are most useful), or your own: file.py:Name, {kind: "
+        "file.py:Name, option: 1}",
     )
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
     aggregation: AggregationConfig = Field(
@@ -287,12 +287,6 @@ class TrainConfig(Section):
         description="steps that uploads pass before they are summed, as in [{clip: 1}, {topk: 0.01}, {noise: 1}]; also "
         "randk, qsgd, quantize, sign and your own: file.py:Name, or {name: file.py:Name, option: 1}",
     )
-
-    @field_validator("sampling")
-    @classmethod
-    def _check_sampling(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
-        SamplingConfig.of(value)
-        return value
 
     @property
     def adam(self) -> dict[str, float]:

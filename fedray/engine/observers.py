@@ -67,7 +67,7 @@ class Costs(Observer):
         experiment, cohort, costs = self.experiment, result.cohort, self.state.costs
         facts = experiment.facts_in(self.state.server.round)
         down, up = bytes_per_client(experiment.algorithm.traffic, facts, experiment.upload)
-        choosing = of_choosing(experiment.sampling, facts, self.state.sizes, [*result.chosen_by])
+        choosing = of_choosing(experiment.selection.asks, facts, self.state.sizes, result.candidates)
         for name, cost in zip(("bytes_down", "bytes_up", "flops"), choosing, strict=True):
             costs[name] += cost
         if cohort.ids:

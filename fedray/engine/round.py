@@ -28,7 +28,7 @@ from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of, without_clients
 from fedray.engine.privacy import privacy_columns, released, with_clip
 from fedray.engine.robust import robust_sums
-from fedray.engine.selection import Selection
+from fedray.engine.selection import ClientChoice
 from fedray.engine.server_rules import server_rule
 from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFile
@@ -68,7 +68,7 @@ class RoundResult:
             it.
         diverged: Whether the mean loss of the round or the model is not finite.
         asked: What became of the clients that were drawn, by the virtual clock; None without one.
-        chosen_by: The losses or utilities by which clients were chosen, of each candidate (``train.sampling``).
+        candidates: The clients that have computed their losses before the choice.
         changes_clients: Whether clients keep what they have made of their states in this round.
         is_last: Whether the run ends with this round before ``run.rounds``, as no client can be reached any more.
     """
@@ -86,7 +86,7 @@ class RoundResult:
     profile: dict[str, float] = field(default_factory=dict)
     diverged: bool = False
     asked: Asked | None = None
-    chosen_by: Mapping[int, float] = field(default_factory=dict)
+    candidates: Sequence[int] = ()
     changes_clients: bool = True
     is_last: bool = False
 
@@ -121,11 +121,11 @@ def run_round(
     began = time.perf_counter()
     server = state.server
     state.begin(number, experiment)
-    selection = Selection(experiment, state, cutter, queue)
-    drawn, chosen_by = selection.choose(number)
+    choice = ClientChoice(experiment, state, cutter, queue)
+    (drawn, why), candidates = choice.choose(number)
     asked = time_of.draw(drawn, number)
-    selection.measure(number)
-    result = RoundResult(number, server.cohort, asked=asked, chosen_by=chosen_by)
+    choice.note_losses()
+    result = RoundResult(number, server.cohort, asked=asked, candidates=candidates)
     privacy = privacy_columns(experiment, state, number)
     if not server.cohort.ids:
         without_clients(state, experiment.algorithm)
@@ -141,12 +141,11 @@ def run_round(
         queue.pool.settle()
     state.commit(number, result.states, queue.pool, server.cohort.ids if result.changes_clients else ())
     result.log |= {name: _of_cohort(name, values, experiment, server) for name, values in server.client_scalars.items()}
-    if chosen_by:
-        name = "selection_utility" if experiment.sampling.kind == "oort" else "selection_loss"
-        result.log[name] = [chosen_by[client] for client in server.cohort.ids]
+    if (name := experiment.selection.why) and why is not None:
+        result.log[name] = why[np.isin(drawn, server.cohort.ids)].tolist()
     of_clients = dict(zip(server.cohort.ids, result.log.get("loss", []), strict=False))
     losses = [loss for loss in of_clients.values() if loss is not None]
-    selection.note(of_clients, asked)
+    choice.note_training(of_clients, asked)
     result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
     result.metrics = row_of(number, len(server.cohort.ids), losses, began) | compared | privacy
     return result

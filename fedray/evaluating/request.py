@@ -186,6 +186,6 @@ def _load(settings: dict[str, Any], split: str) -> Config:
     """Returns a configuration with the values of ``settings``, in which everything that only training needs has a
     fixed value."""
     fixed = {"algorithm.name": "fedavg", "engine.kind": "local", "engine.vectorize": False}
-    fixed |= {"train.upload": [], "run.callbacks": []}
+    fixed |= {"train.upload": [], "train.sampling": "uniform", "run.callbacks": []}
     fixed |= {"run.eval_clients": "all"} if split == "test" else {}
     return load(expand({**settings, **fixed}))

@@ -1,42 +1,25 @@
-"""Draws the clients that take part in a round, and their aggregation weights."""
+"""Lets the selection of an experiment choose the clients of a round, and computes their aggregation weights."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedray.core.seeds import Purpose, stream
+from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment
+from fedray.selection import Known, Losses, Selection
+from fedray.selection.known import NOTED
+from fedray.selection.selection import Chosen, chosen_by
+from fedray.selection.uniform import Uniform
+from fedray.selection.weighted import Weighted
 
-
-def draw_cohort(
-    present: NDArray[np.int64],
-    size: int,
-    sampling: str,
-    seed: int,
-    data_seed: int,
-    round: int,
-    sizes: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
-    """Draws the clients that take part in round ``round`` (from 1), and returns their ids, sorted. They depend on
-    nothing but the arguments, so that a round can be repeated.
-
-    ``present`` are the ids of the N clients that have samples. With ``sampling`` "uniform", ``size`` of them are drawn
-    without replacement, by ``seed``. With "cyclic", the N ids are permuted once, by ``data_seed``, and round r takes
-    the positions (r-1)m .. rm-1 modulo N of the permutation, where m is ``size``. With "weighted" they are drawn one
-    after another, in proportion to the clients' numbers of samples, which are ``sizes [N]``.
-    """
-    if sampling == "cyclic":
-        order = stream(data_seed, Purpose.COHORT).permutation(present)
-        chosen = order[np.arange((round - 1) * size, round * size) % len(order)]
-    elif size == len(present):
-        chosen = present
-    elif sampling == "weighted":
-        assert sizes is not None
-        chosen = stream(seed, Purpose.COHORT, round).choice(present, size, replace=False, p=sizes / sizes.sum())
-    else:
-        chosen = stream(seed, Purpose.COHORT, round).choice(present, size, replace=False)
-    return np.sort(chosen)
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 def draw_independently(present: NDArray[np.int64], rate: float, seed: int, round: int) -> NDArray[np.int64]:
@@ -55,16 +38,66 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     return [int(size) / total for size in sizes]
 
 
-def draw_of(sizes: NDArray[np.int64], experiment: Experiment, number: int, choice: bool = False) -> NDArray[np.int64]:
-    """Draws the clients for round ``number`` (from 1), and returns their ids, sorted. ``sizes [N]`` are the clients'
-    numbers of samples, of which those without any never take part, and ``experiment`` has the settings. With
-    ``system.over_select`` they are more than a cohort, and those that answer first become it. With ``choice`` they are
-    the candidates, if clients are chosen among some."""
-    config, sampling, present = experiment.config, experiment.sampling, np.flatnonzero(sizes)
-    count = experiment.clients_drawn
-    if choice and sampling.candidates is not None:
-        count = sampling.candidates
+def known_of(
+    number: int,
+    sizes: NDArray[np.int64],
+    experiment: Experiment,
+    latest: Mapping[int, int],
+    table: Mapping[str, Mapping[int, float]] = NOTHING,
+    ask: Callable[[NDArray[np.int64]], Losses] | None = None,
+) -> Known:
+    """Returns what the selection of ``experiment`` knows when it chooses the clients of round ``number`` (from 1).
+
+    Args:
+        number: The number of the round.
+        sizes: ``[clients]``, how many samples each client holds. Those without any never take part.
+        experiment: It has the settings. With ``system.over_select`` more clients than a cohort are chosen, and those
+            that answer first become it.
+        latest: The round in which each client last took part, by its number.
+        table: The server's columns by name, each with a number for each client.
+        ask: Lets clients compute losses of the server's model.
+
+    Raises:
+        UserError: The selection uses a column that neither fedray nor the algorithm fills.
+    """
+    selection, present = experiment.selection, np.flatnonzero(sizes)
+    for name in selection.columns:
+        # what an algorithm's columns are is only known once clients have taken part
+        if latest and name not in {*NOTED, *table}:
+            raise UserError(
+                f"train.sampling: {type(selection).__name__} uses the column {name!r}, and "
+                f"{experiment.config.algorithm.name} does not fill it{near_miss(name, {*NOTED, *table})}"
+            )
+    return Known(
+        round=number,
+        count=experiment.clients_drawn,
+        ids=present,
+        sizes=sizes[present],
+        seed=experiment.config.run.seed,
+        data_seed=experiment.config.data.seed or 0,
+        latest=MappingProxyType(latest),
+        columns={name: MappingProxyType(table.get(name, NOTHING)) for name in selection.columns},
+        ask=ask,
+        asks=selection.asks,
+    )
+
+
+def chosen_of(known: Known, experiment: Experiment) -> Chosen:
+    """Returns the clients that take part in a round, or may: those that the selection of ``experiment`` chooses, or
+    with ``privacy.participation=poisson`` those that are drawn independently of each other."""
     if experiment.privacy is not None and experiment.privacy.participation is not None:
-        return draw_independently(present, experiment.privacy.participation, config.run.seed, number)
-    kind = "weighted" if sampling.kind == "power_of_choice" else sampling.kind
-    return draw_cohort(present, count, kind, config.run.seed, config.data.seed or 0, number, sizes[present])
+        return Chosen(draw_independently(known.ids, experiment.privacy.participation, known.seed, known.round))
+    return chosen_by(experiment.selection, known)
+
+
+def rehearsed(
+    number: int, sizes: NDArray[np.int64], experiment: Experiment, latest: Mapping[int, int] = NOTHING
+) -> NDArray[np.int64]:
+    """Returns clients that may take part in round ``number`` (from 1), sorted ids, for a forecast: no client has
+    computed anything. The arguments are those of :func:`known_of`. In place of a selection that goes by what clients
+    have computed, they are drawn by their samples or uniformly."""
+    selection = experiment.selection
+    if selection.columns or selection.asks:
+        usual: Selection = Weighted() if selection.by_samples else Uniform()
+        experiment = replace(experiment, selection=usual)
+    return chosen_of(known_of(number, sizes, experiment, latest), experiment).ids

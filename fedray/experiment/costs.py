@@ -81,7 +81,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         build_plain=plain.build_model,
         example=data.examples(2)[0],
         upload=chosen.upload,
-        choosing=costs.of_choosing(chosen.sampling, chosen.facts, sizes),
+        choosing=costs.of_choosing(chosen.selection.asks, chosen.facts, sizes),
     )
     return candidates, scenario, left_out
 

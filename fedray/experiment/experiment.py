@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from torch import nn
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config, flat
-from fedray.config.sampling import SamplingConfig
 from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
 from fedray.core.task import Task
@@ -21,6 +19,8 @@ from fedray.experiment.making import ModelMaker
 from fedray.experiment.privacy import Privacy
 from fedray.experiment.robust import Robust
 from fedray.models.inspection import ModelFacts
+from fedray.selection import Selection
+from fedray.selection.uniform import Uniform
 
 NOT_HYPER_PARAMETERS = {
     "run.name", "run.output", "run.working_copy", "run.output_timeout", "run.resume", "run.given", "run.callbacks",
@@ -52,10 +52,10 @@ class Experiment:
     ``notes`` are lines that the user should read before the run starts. ``inputs`` has digests (sha256), by name, of
     everything besides the configuration on which the result depends, such as the data and the user's code
     (:mod:`fedray.experiment.inputs`). ``asked`` maps dotted keys to the values that the user set, and ``defaults`` maps
-    keys that the user left null to the values that null stands for. ``upload`` has the steps that are applied to
-    clients' uploads (``train.upload``), such as clipping. ``robust`` is what takes the place of the mean of uploads, if
-    anything does, and ``privacy`` how that mean is made private, if it is. ``stepped`` says whether the user steps
-    through the run, and may change rounds by hand.
+    keys that the user left null to the values that null stands for. ``selection`` chooses the clients of each round
+    (``train.sampling``). ``upload`` has the steps that are applied to clients' uploads (``train.upload``), such as
+    clipping. ``robust`` is what takes the place of the mean of uploads, if anything does, and ``privacy`` how that mean
+    is made private, if it is. ``stepped`` says whether the user steps through the run, and may change rounds by hand.
     """
 
     config: Config
@@ -77,15 +77,11 @@ class Experiment:
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    selection: Selection = field(default_factory=Uniform)
     upload: tuple[UploadStep, ...] = ()
     robust: Robust | None = None
     stepped: bool = False
     privacy: Privacy | None = None
-
-    @cached_property
-    def sampling(self) -> SamplingConfig:
-        """How cohorts are drawn (``train.sampling``)."""
-        return SamplingConfig.of(self.config.train.sampling)
 
     @property
     def private(self) -> tuple[str, ...]:

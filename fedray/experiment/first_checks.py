@@ -65,6 +65,7 @@ def _check_extensions(config: Config) -> None:
             raise UserError(f"run.loggers has {name} more than once: a run is shown in one place of each tool")
     for entry in config.train.upload:
         check_entry(entry, "train.upload", importlib.import_module("fedray.uploads").STEPS)
+    check_entry(config.train.sampling, "train.sampling", importlib.import_module("fedray.selection").SELECTIONS, "kind")
     functions = [("task.metrics", name) for name in config.task.named_metrics.values()]
     for key, name in [*([("task.loss", config.task.loss)] if config.task.loss else []), *functions]:
         if is_user_defined(name):

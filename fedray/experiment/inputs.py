@@ -22,11 +22,13 @@ from fedray.experiment.model import ModelStage
 from fedray.experiment.robust import Robust
 from fedray.experiment.training import TrainingStage
 from fedray.models import find_model
+from fedray.selection import SELECTIONS, Selection
 from fedray.usercode.digests import code_digest
 
 
 def inputs_of(
     custom: CustomObjects,
+    selection: Selection,
     upload: tuple[UploadStep, ...],
     robust: Robust | None,
     data: DataStage,
@@ -38,8 +40,9 @@ def inputs_of(
     is only resumed if none of them has changed.
 
     The keys of the dict are the names that messages use, such as ``training data`` or ``code of the model``. ``custom``
-    has the user's objects, ``upload`` the steps that are applied to clients' uploads, and ``robust`` the rule and the
-    attack, if there are any. ``data``, ``training`` and ``model`` are what the stages of these names have decided.
+    has the user's objects, ``selection`` chooses the clients of a round, ``upload`` has the steps that are applied to
+    clients' uploads, and ``robust`` the rule and the attack, if there are any. ``data``, ``training`` and ``model`` are
+    what the stages of these names have decided.
     ``initial`` is the model with its initial weights.
     """
     code: dict[str, Any] = {"code of the algorithm": type(training.algorithm)}
@@ -50,6 +53,8 @@ def inputs_of(
         code[f"code of {training.transform.name}"] = training.transform.function
     code |= {f"step {number} of train.upload": step for number, step in enumerate(upload, 1)}
     code |= robust.user_code if robust is not None else {}
+    if type(selection) not in SELECTIONS.values():
+        code["code of train.sampling"] = selection
     if model.make.head is not None:
         code["code of the head"] = model.make.head
     made_by = find_model(model.name) if custom.model is None else custom.model

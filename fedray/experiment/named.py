@@ -1,4 +1,4 @@
-"""Makes the objects that a config names in the keys ``task.loss``, ``task.metrics`` and ``train.upload``."""
+"""Makes the objects that a config names in ``task.loss``, ``task.metrics``, ``train.upload`` and ``train.sampling``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from fedray.core.task import LOSSES
 from fedray.core.upload import UploadStep
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
+from fedray.selection import SELECTIONS, Selection
+from fedray.selection.selection import check_declared
 from fedray.uploads import STEPS
-from fedray.usercode.extensions import Entry, make
+from fedray.usercode.extensions import Entry, check_entry, make
 
 
 def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
@@ -66,6 +68,21 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
                 f"phase; {config.algorithm.name} has {len(algorithm.phases)}"
             )
     return steps
+
+
+def selection_name(entry: Entry) -> str:
+    """Returns the name of the selection that ``entry``, the value of ``train.sampling``, names, such as
+    ``power_of_choice``. Raises :class:`UserError` if there is none."""
+    return check_entry(entry, "train.sampling", SELECTIONS, "kind")
+
+
+def named_selection(entry: Entry) -> Selection:
+    """Makes the selection that ``entry``, the value of ``train.sampling``, names. Raises :class:`UserError` if that is
+    not possible."""
+    found = make(entry, "train.sampling", SELECTIONS, "kind")
+    check_declared(found, f"train.sampling={selection_name(entry)}")
+    selection: Selection = found
+    return selection
 
 
 def _callable(entry: Entry, key: str) -> Any:

@@ -1,4 +1,5 @@
-"""What an algorithm allows only if its own class says so, such as asynchronous rounds (``asynchronous = True``).
+"""What an algorithm or a selection allows only if its own class says so, such as asynchronous rounds
+(``asynchronous = True``).
 
 A class does not inherit such a permission, because it may have changed the rule for which it was given.
 """
@@ -9,8 +10,9 @@ from fedray.algorithms import Algorithm, known_algorithms
 from fedray.errors import UserError
 
 
-def allows(cls: type[Algorithm], permission: str) -> bool:
-    """Returns whether an algorithm's own class has the ``permission``, such as ``allows_private``."""
+def allows(cls: type, permission: str) -> bool:
+    """Returns whether ``cls``, the class of an algorithm or a selection, has the ``permission`` of its own, such as
+    ``allows_private``."""
     return bool(vars(cls).get(permission, False))
 
 

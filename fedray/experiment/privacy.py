@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
-from fedray.config.sampling import SamplingConfig
 from fedray.errors import UserError
-from fedray.experiment.permissions import require
+from fedray.experiment.named import selection_name
+from fedray.experiment.permissions import allows, require
 from fedray.experiment.stage import Stage
 from fedray.privacy import Accountant, Mechanism
 from fedray.privacy.accountant import noise_for
 from fedray.privacy.mechanism import FIRST_CLIP
+from fedray.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +28,15 @@ class Privacy(Stage):
 
 
 def privacy_of(
-    config: Config, algorithm: Algorithm, statistics: Collection[str], cohort: int, active: int, rounds: int
-) -> Privacy | None:
+    config: Config, algorithm: Algorithm, selection: Selection, statistics: Collection[str], cohort: int, active: int,
+    rounds: int,
+) -> Privacy | None:  # fmt: skip
     """Returns what ``privacy`` asks for, or None if it asks for nothing.
 
     Args:
         config: The configuration.
         algorithm: The algorithm of the run.
+        selection: What chooses the clients of a round.
         statistics: The names of the model's buffers that change as it is trained and leave clients.
         cohort: The size of a cohort, or its mean.
         active: How many clients have samples.
@@ -45,7 +48,7 @@ def privacy_of(
     asked = config.privacy
     if not asked.is_on:
         return None
-    _check(config, algorithm)
+    _check(config, algorithm, selection)
     if statistics:
         raise UserError(
             f"privacy: running statistics of {min(statistics).rpartition('.')[0] or 'it'} would leave clients without "
@@ -112,16 +115,16 @@ def _notes(
     return lines
 
 
-def _check(config: Config, algorithm: Algorithm) -> None:
+def _check(config: Config, algorithm: Algorithm, selection: Selection) -> None:
     """Raises :class:`UserError` if the server would learn more of clients than the noisy mean of their updates, or
     clients would not take part as the accountant assumes."""
     train, system = config.train, config.system
     what = "its server's rule uses nothing of clients but a mean of models"
     require(algorithm, config.algorithm.name, "allows_aggregation", "privacy", what)
-    kind = SamplingConfig.of(train.sampling).kind
+    kind = selection_name(train.sampling)
     problems = [
         (train.weighting == "samples", "train.weighting=samples: a client with many samples would change the sum more"),
-        (kind != "uniform", f"train.sampling={kind}: epsilon is that of clients drawn uniformly"),
+        (not allows(type(selection), "uniform"), f"train.sampling={kind}: epsilon is that of clients drawn uniformly"),
         (
             train.aggregation.kind != "mean" or config.attack.kind is not None,
             "train.aggregation and attack: the server gets a sum of updates alone",

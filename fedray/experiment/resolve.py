@@ -24,7 +24,7 @@ from fedray.experiment.experiment import Experiment
 from fedray.experiment.first_checks import check_custom
 from fedray.experiment.inputs import inputs_of
 from fedray.experiment.model import ModelStage, model_stage
-from fedray.experiment.named import named_uploads, with_named
+from fedray.experiment.named import named_selection, named_uploads, with_named
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.privacy import Privacy, privacy_of
 from fedray.experiment.recorded import check_reached
@@ -34,6 +34,7 @@ from fedray.experiment.system import SystemStage, system_stage
 from fedray.experiment.training import TrainingStage, training_stage
 from fedray.experiment.unused import notes_on_unused
 from fedray.models import find_model
+from fedray.selection import Selection
 from fedray.tracking.diagnostics import measured
 
 
@@ -69,16 +70,19 @@ def resolve(
     if custom.model is None:
         find_model(config.model.name)
     named, upload = with_named(config, custom), named_uploads(config, algorithm)
+    selection = named_selection(config.train.sampling)
     data = data_stage(config, custom, algorithm, map_all)
-    training = training_stage(config, custom, algorithm, data.data)
+    training = training_stage(config, custom, algorithm, selection, data.data)
     model = model_stage(config, named, head, data.data, training)
-    system = system_stage(config, data.data, training, model, upload)
+    system = system_stage(config, data.data, training, model, selection, upload)
     execution = execution_stage(config, around, data, training, model)
     robust = robust_of(config, algorithm, data.data, training.cohort_size, model.task.kind)
-    privacy = privacy_of(config, algorithm, model.statistics, training.cohort_size, data.data.active, training.rounds)
+    privacy = privacy_of(
+        config, algorithm, selection, model.statistics, training.cohort_size, data.data.active, training.rounds
+    )
     stages = (data, training, model, system, execution)
     check_reached(config, model.task, data.data)
-    return _experiment(config, named, upload, stages, robust, privacy), data.data
+    return _experiment(config, named, selection, upload, stages, robust, privacy), data.data
 
 
 @neutral()
@@ -102,6 +106,7 @@ def dump(config: Config) -> str:
 def _experiment(
     config: Config,
     custom: CustomObjects,
+    selection: Selection,
     upload: tuple[UploadStep, ...],
     stages: tuple[DataStage, TrainingStage, ModelStage, SystemStage, ExecutionStage],
     robust: Robust | None,
@@ -131,9 +136,10 @@ def _experiment(
         compile=execution.compile,
         replay=execution.replay,
         notes=(*(note for part in parts for note in part.notes), *notes_on_unused(config, settings)),
-        inputs=inputs_of(custom, upload, robust, data, training, model, execution.make()) | system.digests,
+        inputs=inputs_of(custom, selection, upload, robust, data, training, model, execution.make()) | system.digests,
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},
+        selection=selection,
         upload=upload,
         robust=robust,
         privacy=privacy,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
-from fedray.config.sampling import SamplingConfig
 from fedray.config.system import SystemConfig
 from fedray.core.rounding import whole_units_up
 from fedray.core.upload import UploadStep
@@ -23,9 +22,11 @@ from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.model import ModelStage
-from fedray.experiment.permissions import require
+from fedray.experiment.named import selection_name
+from fedray.experiment.permissions import allows, require
 from fedray.experiment.stage import Stage, under
 from fedray.experiment.training import TrainingStage
+from fedray.selection import Selection
 from fedray.system.availability import availability_of
 from fedray.system.buffered import Schedule
 from fedray.system.clock import Clock, PhaseCost, legs
@@ -45,10 +46,15 @@ class SystemStage(Stage):
 
 
 def system_stage(
-    config: Config, data: FederatedData, training: TrainingStage, model: ModelStage, upload: Sequence[UploadStep]
+    config: Config,
+    data: FederatedData,
+    training: TrainingStage,
+    model: ModelStage,
+    selection: Selection,
+    upload: Sequence[UploadStep],
 ) -> SystemStage:
-    """Reads what ``config`` says about the clients' devices, and checks it. ``data``, ``training``, ``model`` and
-    ``upload`` (the steps that uploads pass) are what was decided about these.
+    """Reads what ``config`` says about the clients' devices, and checks it. ``data``, ``training``, ``model``,
+    ``selection`` (who takes part) and ``upload`` (the steps that uploads pass) are what was decided about these.
 
     Raises :class:`UserError` if a file is wrong, there are too few clients to draw more than a cohort, or no client can
     meet the deadline.
@@ -57,7 +63,7 @@ def system_stage(
     if not system.is_on:
         return SystemStage(settings={}, draws=cohort, digests={})
     if system.mode == "buffered":
-        _check_buffered(config, training.algorithm, data.active)
+        _check_buffered(config, training.algorithm, selection, data.active)
     draws = whole_units_up(cohort * system.over_select)
     if draws > data.active:
         raise UserError(
@@ -86,11 +92,12 @@ def system_stage(
     )
 
 
-def _check_buffered(config: Config, algorithm: Algorithm, clients: int) -> None:
+def _check_buffered(config: Config, algorithm: Algorithm, selection: Selection, clients: int) -> None:
     """Checks that rounds can be asynchronous, and raises :class:`UserError` if not."""
     concurrency = config.system.concurrency
-    if SamplingConfig.of(config.train.sampling).kind != "uniform":
-        raise UserError(f"system.mode=buffered draws clients one by one: train.sampling={config.train.sampling} can't")
+    if not allows(type(selection), "uniform"):
+        kind = selection_name(config.train.sampling)
+        raise UserError(f"system.mode=buffered draws clients one by one: train.sampling={kind} can't")
     what = "its server's rule is right for answers that began with different models"
     require(algorithm, config.algorithm.name, "asynchronous", "system.mode=buffered", what)
     if config.run.diagnostics:

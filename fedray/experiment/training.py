@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
-from fedray.config.sampling import SamplingConfig
 from fedray.core.augmentation import Augmentation, crop_flip
 from fedray.core.local_training import LocalTraining
 from fedray.core.rounding import whole_units, whole_units_up
@@ -20,9 +19,11 @@ from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.experiment.algorithm import misspelt_methods
 from fedray.experiment.custom import CustomObjects
+from fedray.experiment.named import selection_name
 from fedray.experiment.stage import Stage, defaults_for_nulls, under
+from fedray.selection import SECONDS, UTILITY, Selection
 from fedray.tracking.costs import mean_load
-from fedray.usercode.importing import home_of, import_object
+from fedray.usercode.importing import as_user_error, home_of, import_object
 
 EXAMPLES = 16
 """The number of samples on which a transform is tried."""
@@ -50,30 +51,34 @@ class TrainingStage(Stage):
     defaults: Mapping[str, Any]
 
 
-def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, data: FederatedData) -> TrainingStage:
-    """Decides how long a run is, who takes part in a round, and how a client trains, as ``config`` describes it.
+def training_stage(
+    config: Config, custom: CustomObjects, algorithm: Algorithm, selection: Selection, data: FederatedData
+) -> TrainingStage:
+    """Decides how long a run is, how many take part in a round, and how a client trains, as ``config`` describes it.
 
-    ``custom`` may have a transform of mini-batches that the user passed from Python. Null hyper-parameters of
+    ``custom`` may have a transform of mini-batches that the user passed from Python. ``selection`` chooses the clients
+    of each round. Null hyper-parameters of
     ``algorithm`` are replaced by defaults. Raises :class:`UserError` if there are fewer clients with samples than a
-    cohort (the clients of a round) needs, a transform can't be used, or a schedule ends before the run.
+    cohort (the clients of a round) or ``selection`` needs, a transform can't be used, or a schedule ends before the
+    run.
     """
     train, rounds = config.train, config.rounds
     cohort_size = _cohort_size(config, data)
-    _check_candidates(config, cohort_size, data.active, algorithm)
+    _check_selection(config, selection, cohort_size, data.active, algorithm)
     transform, notes = _transform(config, custom, data)
     local = _local_training(config, transform)
     defaults = algorithm.resolved_defaults(cohort_size, data.active, local.local_steps)
     if missing := defaults_for_nulls(algorithm.hyper, defaults):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=missing))
     # who is drawn in proportion to its samples would count for them twice, and who counts more needs more noise
-    equal = config.privacy.is_on or SamplingConfig.of(train.sampling).kind in ("weighted", "power_of_choice")
+    equal = config.privacy.is_on or selection.by_samples
     usual: Literal["samples", "uniform"] = "uniform" if equal else algorithm.weighting
     weighting = usual if train.weighting == "auto" else train.weighting
     advice = [
         *misspelt_methods(type(algorithm)),
         *algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr),
     ]
-    advice += _on_weights(config, algorithm)
+    advice += _on_weights(config, algorithm, selection)
     if algorithm.earlier_models >= rounds and getattr(algorithm.hyper, "warmup", None) == "zero":
         advice.append(
             f"algorithm.tau={algorithm.earlier_models} is not less than the {rounds} rounds, so that there is never a "
@@ -105,7 +110,7 @@ def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, 
     )
 
 
-def _on_weights(config: Config, algorithm: Algorithm) -> Iterator[str]:
+def _on_weights(config: Config, algorithm: Algorithm, selection: Selection) -> Iterator[str]:
     """Yields warnings about ``train.weighting`` where it changes nothing, or is not meant."""
     asked, name = config.train.weighting, config.algorithm.name
     if algorithm.own_weights and asked not in ("auto", algorithm.weighting):
@@ -113,36 +118,28 @@ def _on_weights(config: Config, algorithm: Algorithm) -> Iterator[str]:
     if algorithm.only_weighting and asked not in ("auto", algorithm.weighting):
         usual = algorithm.weighting
         yield f"train.weighting={asked}: the paper's rule of {name} has {usual} weights, so this is another rule"
-    sampling = SamplingConfig.of(config.train.sampling).kind
-    if asked == "samples" and sampling in ("weighted", "power_of_choice"):
+    if asked == "samples" and selection.by_samples:
         yield (
-            f"train.weighting=samples: with train.sampling={sampling} clients are drawn by their samples already, "
-            "which count twice now; auto and uniform let them count once"
+            f"train.weighting=samples: with train.sampling={selection_name(config.train.sampling)} clients are drawn "
+            "by their samples already, which count twice now; auto and uniform let them count once"
         )
 
 
-def _check_candidates(config: Config, cohort: int, active: int, algorithm: Algorithm) -> None:
-    """Checks that a cohort can be chosen among the candidates of ``train.sampling``, and raises :class:`UserError` if
-    not."""
-    sampling, system = SamplingConfig.of(config.train.sampling), config.system
-    if sampling.seconds is not None and not system.is_on:
-        raise UserError("train.sampling: seconds are those of the virtual clock, and there is none (system.*)")
-    if algorithm.several_models and (sampling.kind == "oort" or (sampling.candidates and not sampling.cached)):
+def _check_selection(config: Config, selection: Selection, cohort: int, active: int, algorithm: Algorithm) -> None:
+    """Checks that ``selection`` can choose a ``cohort`` of the ``active`` clients that hold samples, with what is known
+    in a run of ``algorithm``. Raises :class:`UserError` if not."""
+    where, system = f"train.sampling={selection_name(config.train.sampling)}", config.system
+    if SECONDS in selection.columns and not system.is_on:
+        raise UserError(f"{where}: seconds are those of the virtual clock, and there is none (system.*)")
+    if algorithm.several_models and (selection.asks or UTILITY in selection.columns):
+        raise UserError(f"{where} goes by losses of one model, and {config.algorithm.name} has several")
+    count = whole_units_up(cohort * system.over_select)
+    with as_user_error(f"{where} can't choose {count} of {active} clients"):
+        selection.check(count, active)
+    if system.is_on and selection.asks:
         raise UserError(
-            f"train.sampling={sampling.kind} goes by losses of one model, and {config.algorithm.name} has several"
-        )
-    if sampling.candidates is None:
-        return
-    least = whole_units_up(cohort * system.over_select)
-    if not least <= sampling.candidates <= active:
-        raise UserError(
-            f"train.sampling: candidates={sampling.candidates} must be at least {least}, the clients that are chosen, "
-            f"and at most {active}, those that have samples"
-        )
-    if system.is_on and not sampling.cached:
-        raise UserError(
-            "train.sampling: candidates that compute their losses first are not on the virtual clock (system.*): add "
-            "cached: true, for the losses of their last participation"
+            f"{where}: candidates that compute their losses first are not on the virtual clock (system.*). The losses "
+            "of their last participation are known, by which {kind: power_of_choice, cached: true} chooses"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedray.data.federated import FederatedData
-from fedray.experiment.cohorts import draw_of
+from fedray.experiment.cohorts import rehearsed
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.system import clock_of, schedule_of
 from fedray.system.availability import windows
@@ -67,8 +67,10 @@ def _rounds(clock: Clock, experiment: Experiment, data: FederatedData, now: floa
         return beside if phase == algorithm.server_training_before else 0.0
 
     joules = []
+    latest: dict[int, int] = {}
     for number in range(1, REHEARSED + 1):
-        asked = clock.ask(number, draw_of(sizes, experiment, number), now, waits)
+        asked = clock.ask(number, rehearsed(number, sizes, experiment, latest), now, waits)
+        latest |= dict.fromkeys(asked.used.tolist(), number)
         now += asked.duration + (whole - beside if len(asked.used) else 0.0)
         joules.append(asked.joules)
     return now, joules

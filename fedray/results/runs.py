@@ -47,6 +47,7 @@ DIGESTS = {
     "code of the head": "model.head.code",
     "rule of train.aggregation": "train.aggregation.code",
     "attack": "attack.code",
+    "code of train.sampling": "train.sampling.code",
 }
 """The names of digests in inputs.json that are the same in all repetitions of a run, each with its key in
 :attr:`RecordedRun.identity`. More of them have a name that depends on the run (:func:`_key_of_digest`)."""

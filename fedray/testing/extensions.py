@@ -28,7 +28,7 @@ from fedray.uploads import STEPS
 from fedray.usercode.extensions import Entry, make
 
 
-def _run(folder: Path, callbacks: Any = (), **changes: Any) -> RunResult:
+def small_run(folder: Path, callbacks: Any = (), **changes: Any) -> RunResult:
     """Makes a run of FedAvg on a small data set and returns its result. The run folder is created in ``folder``.
     ``changes`` replace keys of the configuration; in their names ``__`` stands for a dot, as in ``run__rounds=2``."""
     settings = {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder)}
@@ -48,14 +48,14 @@ class CallbackContract:
 
     def test_it_changes_no_bit(self, tmp_path: Path) -> None:
         """Checks that a run has the same model and tables to the bit with the callback and without it."""
-        assert_same(_run(tmp_path / "with", run__callbacks=[self.callback]), _run(tmp_path / "without"))
+        assert_same(small_run(tmp_path / "with", run__callbacks=[self.callback]), small_run(tmp_path / "without"))
 
     def test_a_run_with_it_can_be_resumed(self, tmp_path: Path) -> None:
         """Checks that a run with the callback can be stopped and resumed, with a new instance of the callback. It must
         end with the same model and tables as a run without the callback that was never stopped."""
         keys = {"run__callbacks": [self.callback], "run__checkpoint_every": 2}
-        _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
-        assert_same(_run(tmp_path / "parts", **keys), _run(tmp_path / "whole"))
+        small_run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
+        assert_same(small_run(tmp_path / "parts", **keys), small_run(tmp_path / "whole"))
 
 
 class UploadContract:
@@ -130,10 +130,10 @@ class UploadContract:
         """Checks that a run with the step has the same model and tables to the bit if workers get clients one by one
         (``engine.chunk=1``), and if the run is stopped and resumed."""
         keys = {"train__upload": [*self.before, self.step], "run__checkpoint_every": 2}
-        whole = _run(tmp_path / "whole", **keys)
-        assert_same(whole, _run(tmp_path / "chunks", engine__chunk=1, **keys))
-        _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
-        assert_same(whole, _run(tmp_path / "parts", **keys))
+        whole = small_run(tmp_path / "whole", **keys)
+        assert_same(whole, small_run(tmp_path / "chunks", engine__chunk=1, **keys))
+        small_run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
+        assert_same(whole, small_run(tmp_path / "parts", **keys))
 
     def _keys(self, folder: Path, steps: Sequence[Entry]) -> dict[str, Any]:
         return {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder), "train.upload": [*steps]}

@@ -33,7 +33,7 @@ from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, StateLost
-from fedray.experiment.cohorts import draw_of
+from fedray.experiment.cohorts import rehearsed
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
@@ -200,7 +200,7 @@ def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
     state, algorithm = run.state, run.experiment.algorithm
     server = state.server
     server.round, server.lr = 1, 0.1
-    server.cohort = cohort_of(draw_of(state.sizes, run.experiment, 1), state, run.experiment, 1)
+    server.cohort = cohort_of(rehearsed(1, state.sizes, run.experiment), state, run.experiment, 1)
     state.earlier.remember(1, server["x"])
     sent: list[Sent] = []
     for phase in algorithm.phases:

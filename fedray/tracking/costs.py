@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedray.algorithms import Algorithm, Cohort, ServerState, Traffic, Work
-from fedray.config.sampling import SamplingConfig
 from fedray.core.batches import steps_of
 from fedray.core.local_training import LocalTraining
 from fedray.core.upload import BYTES_PER_NUMBER, UploadStep
@@ -140,17 +139,17 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
 
 
 def of_choosing(
-    sampling: SamplingConfig, facts: ModelFacts, sizes: NDArray[np.int64], asked: Sequence[int] | None = None
+    asks: int, facts: ModelFacts, sizes: NDArray[np.int64], asked: Sequence[int] | None = None
 ) -> tuple[float, float, float]:
     """Returns what clients receive, send (in bytes) and compute (in FLOPs) in a round before its clients are chosen
     among them: candidates receive the model, compute its loss on all their samples, and send it.
 
     ``sizes`` are the numbers of samples of all clients, ``facts`` describe the model, and ``asked`` are the candidates.
-    If these are not known, they are so many mean clients.
+    If these are not known, they are ``asks`` mean clients, or all if there are fewer.
     """
-    if sampling.candidates is None or sampling.cached:
+    count = min(asks, int(np.count_nonzero(sizes))) if asked is None else len(asked)
+    if not count:
         return 0, 0, 0
-    count = sampling.candidates if asked is None else len(asked)
     samples = count * float(sizes[sizes > 0].mean()) if asked is None else float(sizes[[*asked]].sum())
     return count * bytes_per_client(Traffic(), facts)[0], count * BYTES_PER_NUMBER, samples * facts.flops
 

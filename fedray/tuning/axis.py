@@ -91,7 +91,7 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
     )  # fmt: skip
     seen = costs.mean_load(sizes, experiment.training).seen * experiment.cohort_size
     each = sum(costs.bytes_per_client(experiment.algorithm.traffic, experiment.facts, experiment.upload))
-    down, up, flops = costs.of_choosing(experiment.sampling, experiment.facts, sizes)
+    down, up, flops = costs.of_choosing(experiment.selection.asks, experiment.facts, sizes)
     flops += costs.flops_of_round(experiment.algorithm, server, experiment.facts, seen)
     return RoundCost(flops, each * experiment.cohort_size + down + up)
 

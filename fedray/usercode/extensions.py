@@ -18,7 +18,7 @@ name as the only key, and its first option or all of them: ``{clip: 1.0}``, ``{t
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> str:
+def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, label: str = "name") -> str:
     """Checks, without importing anything, whether the value of a config's key properly names an object, such as a
     model. Returns the name.
 
@@ -26,14 +26,15 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> s
         entry: The value: a name, or a mapping with the key ``name`` and options.
         key: The config's key, for messages.
         known: The objects that come with fedray, by name.
+        label: The key of the mapping that has the name, if that is not ``name``.
 
     Raises:
         UserError: There is no name, or the name is neither in ``known`` nor of the form of a user-defined object
             (``file.py:Name`` or ``module:Name``), or the object's file can't be read.
     """
-    name, _, _ = _parts(entry, known)
+    name, _, _ = _parts(entry, known, label)
     if not isinstance(name, str):
-        raise UserError(f"{key}: {entry} must have the key name, as in {{name: file.py:Name, option: 1}}")
+        raise UserError(f"{key}: {entry} must have the key {label}, as in {{{label}: file.py:Name, option: 1}}")
     if is_user_defined(name):
         check_user_object(name, key)
     elif name not in known:
@@ -56,20 +57,21 @@ def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
     return import_object(name, key) if is_user_defined(name) else known[name]
 
 
-def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
+def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, label: str = "name") -> Any:
     """Returns the object that a config names. If it is a class, an instance is made with the options in the config.
 
     Args:
         entry: The name, as in :func:`find`, or a mapping with the key ``name`` and options for a class.
         key: The config's key, for messages.
         known: The objects that come with fedray, by name.
+        label: The key of a mapping that has the name, if that is not ``name``.
 
     Raises:
         UserError: There is no such object, the class can't be instantiated with these options, or options are given for
             an object that is no class.
     """
-    name = check_entry(entry, key, known)
-    _, first, options = _parts(entry, known)
+    name = check_entry(entry, key, known, label)
+    _, first, options = _parts(entry, known, label)
     return instance(name, key, known, first, options)
 
 
@@ -107,12 +109,12 @@ def _check_options(cls: type, options: Mapping[str, Any], what: str) -> None:
             raise UserError(f"{what} has no option {option!r}{hint}")
 
 
-def _parts(entry: Entry, known: Mapping[str, Any]) -> tuple[Any, list[Any], Mapping[str, Any]]:
+def _parts(entry: Entry, known: Mapping[str, Any], label: str = "name") -> tuple[Any, list[Any], Mapping[str, Any]]:
     """Returns the name in an entry, and what the class of that name gets, by position and by name. The name is None if
     there is none."""
     if isinstance(entry, str):
         return entry, [], {}
-    if "name" not in entry and len(entry) == 1 and (name := next(iter(entry))) in known:
+    if label not in entry and len(entry) == 1 and (name := next(iter(entry))) in known:
         (value,) = entry.values()
         return (name, [], value) if isinstance(value, Mapping) else (name, [] if value is None else [value], {})
-    return entry.get("name"), [], {option: value for option, value in entry.items() if option != "name"}
+    return entry.get(label), [], {option: value for option, value in entry.items() if option != label}

@@ -1,4 +1,4 @@
-"""The summation tree, how a cohort is cut for it, and who is in the cohort."""
+"""The summation tree, how a cohort is cut for it, and the weights of its clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from fedray.client.phase import stacks
 from fedray.core import tree as tree_module
-from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import LeafSum, TreeSum, reduce_rows, subtree, subtrees
 from fedray.engine.cutting import cut_into_tasks
-from fedray.experiment.cohorts import draw_cohort, weights_of
+from fedray.experiment.cohorts import weights_of
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)
@@ -323,50 +322,6 @@ def test_a_client_that_would_keep_the_others_waiting_comes_first(work, slots, da
     work[slow] = 3 * sum(work)
     first = cut_into_tasks(work, slots)[0]
     assert any(start <= slow < stop for start, stop in first)
-
-
-PRESENT = np.array([0, 2, 3, 5, 8, 9, 11])
-"""Clients 1, 4, 6, ... have no samples."""
-
-
-@given(SEEDS, st.integers(1, 10**6), st.integers(1, 7), st.sampled_from(["uniform", "cyclic"]))
-def test_a_cohort_is_sorted_and_without_repetition(seed, round, size, sampling):
-    cohort = draw_cohort(PRESENT, size, sampling, seed, seed + 1, round)
-    assert len(cohort) == size
-    assert (np.diff(cohort) > 0).all()
-    assert set(cohort) <= set(PRESENT)
-    assert (cohort == draw_cohort(PRESENT, size, sampling, seed, seed + 1, round)).all()
-
-
-def test_a_uniform_cohort_depends_on_seed_and_round_alone():
-    many = np.arange(1000)
-    first = draw_cohort(many, 10, "uniform", 1, 5, 7)
-    assert (first == draw_cohort(many, 10, "uniform", 1, 6, 7)).all()
-    assert (first != draw_cohort(many, 10, "uniform", 2, 5, 7)).any()
-    assert (first != draw_cohort(many, 10, "uniform", 1, 5, 8)).any()
-
-
-def test_uniform_cohorts_are_uniform():
-    """Each pair of clients should be drawn together equally often: chi-squared over the 21 pairs of 7, 4,000 rounds."""
-    pairs: dict[tuple[int, ...], int] = {}
-    rounds = 4000
-    for round in range(1, rounds + 1):
-        cohort = tuple(draw_cohort(PRESENT, 2, "uniform", 0, 0, round).tolist())
-        pairs[cohort] = pairs.get(cohort, 0) + 1
-    assert len(pairs) == 21
-    expected = rounds / 21
-    # 20 degrees of freedom: a value above 45 comes once in a thousand seeds, and the seed is fixed
-    assert sum((count - expected) ** 2 / expected for count in pairs.values()) < 45
-
-
-@given(SEEDS, st.integers(1, 7))
-def test_cyclic_cohorts_walk_through_one_permutation(seed, size):
-    """Round r takes positions (r-1)m .. rm-1, modulo N, of the permutation that the data seed gives."""
-    order = stream(seed, Purpose.COHORT).permutation(PRESENT)
-    walk = np.tile(order, 40)
-    for round in (1, 2, 3, 8, 15):
-        expected = np.sort(walk[(round - 1) * size : round * size])
-        assert (draw_cohort(PRESENT, size, "cyclic", 99, seed, round) == expected).all()
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50))

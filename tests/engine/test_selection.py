@@ -1,4 +1,4 @@
-"""Cohorts that are not drawn uniformly: by samples, and by losses among candidates."""
+"""Runs whose cohorts are not drawn uniformly: by samples, by losses among candidates, by utilities."""
 
 from __future__ import annotations
 
@@ -9,40 +9,23 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import chisquare
 from small_runs import run
 from torch.nn import functional as F
 
 from fedray import UserError
 from fedray.config import load
 from fedray.core.seeds import Purpose, stream
-from fedray.engine.selection import SECONDS, UTILITY, Selection
-from fedray.experiment.cohorts import draw_cohort
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 CHOICE = {"kind": "power_of_choice", "candidates": 5}
+SLOW = {"system__flops_per_second": {"lognormal": [1e6, 1.5]}}
 KEYS = {"train__cohort_size": 2, "run__rounds": 6, "run__checkpoint_every": 1}
 
 
 def data_of():
     return resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), CustomObjects(source=small_source()))[1]
-
-
-def test_weighted_cohorts_have_the_shares_of_samples():
-    present, sizes = np.arange(4) * 3, np.array([10, 20, 30, 40])
-    first = [draw_cohort(present, 1, "weighted", 0, 0, r, sizes)[0] for r in range(1, 4001)]
-    counts = [first.count(client) for client in present]
-    assert chisquare(counts, sizes / 100 * 4000).pvalue > 0.001
-    pairs = [tuple(draw_cohort(present, 2, "weighted", 0, 0, r, sizes)) for r in range(1, 4001)]
-    assert all(one < other for one, other in pairs)
-    p = sizes / 100
-    expected = {
-        (present[i], present[j]): 4000 * p[i] * p[j] * (1 / (1 - p[i]) + 1 / (1 - p[j]))
-        for i in range(4) for j in range(i + 1, 4)
-    }  # fmt: skip
-    assert chisquare([pairs.count(pair) for pair in expected], [*expected.values()]).pvalue > 0.001
 
 
 def losses_at(model, data):
@@ -90,8 +73,18 @@ def test_with_cached_losses(tmp_path):
         known |= dict(zip(rows.client, rows.loss, strict=True))
 
 
+def test_why_clients_were_chosen_of_whom_more_were_asked_than_answered(tmp_path):
+    sampling = CHOICE | {"cached": True}
+    made = run(tmp_path, **KEYS | {"run__rounds": 9}, train__sampling=sampling, system__over_select=1.5, **SLOW)
+    known = {}
+    for _, rows in made.clients.groupby("round"):
+        assert len(rows) == 3
+        used = rows[rows.outcome == "used"]
+        assert used.selection_loss.tolist() == [known.get(client, math.inf) for client in used.client]
+        known |= dict(zip(used.client, used.loss, strict=True))
+
+
 OORT = {"kind": "oort"}
-SLOW = {"system__flops_per_second": {"lognormal": [1e6, 1.5]}}
 
 
 def square_losses_at(model, data):
@@ -136,40 +129,6 @@ def check_oort(made_with, rounds, most=math.inf, alpha=2.0):
     return slow
 
 
-def oort_of(known, clients=1000, count=50, **sampling):
-    """The choice of Oort among clients of one sample each, of which those of ``known`` have taken part in round 1 with
-    the useful losses that it tells, by client."""
-    columns = {UTILITY: dict(known), SECONDS: sampling.pop("took", {})}
-    server = SimpleNamespace(column=columns.__getitem__, last_round=dict.fromkeys(range(clients), 1))
-    state = SimpleNamespace(server=server, sizes=np.ones(clients, int), order=SimpleNamespace(cohort=None))
-    config = SimpleNamespace(run=SimpleNamespace(seed=3))
-    settings = SimpleNamespace(kind="oort", seconds=sampling.get("seconds"), alpha=sampling.get("alpha"))
-    experiment = SimpleNamespace(config=config, sampling=settings, clients_drawn=count)
-    return Selection(experiment, state, None, None)
-
-
-@pytest.mark.parametrize(
-    ("number", "known", "new"),
-    [(1, 500, 45), (2, 500, 44), (11, 500, 37), (100, 500, 10), (2, 3, 47), (2, 995, 5), (1, 0, 50)],
-)
-def test_how_many_of_oorts_clients_are_new(number, known, new):
-    chosen, why = oort_of(dict.fromkeys(range(known), 1.0)).choose(number)
-    assert len(set(chosen.tolist())) == 50
-    assert (chosen >= known).sum() == new == sum(math.isnan(utility) for utility in why.values())
-
-
-def test_oort_cuts_what_is_far_more_useful():
-    known = dict.fromkeys(range(100), 1.0) | {0: 1e6}
-    seen = [oort_of(known, clients=100, count=1).choose(number)[0].item() for number in range(1, 401)]
-    assert seen.count(0) < 20
-
-
-@pytest.mark.parametrize(("alpha", "expected"), [(None, 0.25), (1.5, 0.5**1.5)])
-def test_oorts_slow_clients_count_less(alpha, expected):
-    made = oort_of({1: 8.0, 2: 8.0, 3: 8.0}, took={1: 1.0, 2: 0.5}, seconds=0.5, alpha=alpha)
-    assert [made._utility(client, 1) for client in (1, 2, 3)] == pytest.approx([8 * expected, 8, 8])
-
-
 @pytest.mark.parametrize("system", [{}, SLOW], ids=["alike", "slow"])
 def test_oort(system, tmp_path):
     keys = {"train__cohort_size": 3, "run__checkpoint_every": 1, **system}
@@ -202,9 +161,25 @@ def test_the_same_bits_anywhere_and_when_it_is_resumed(algorithm, sampling, tmp_
     assert not plain.clients.client.equals(whole.clients.client)
 
 
-@pytest.mark.slow
-def test_on_ray(tmp_path, ray_cluster):
-    keys = KEYS | {"train__sampling": CHOICE}
+OF_A_USER = """
+import numpy as np
+from fedray.selection import Chosen, Selection
+
+class Last(Selection):
+    asks = 3
+
+    def choose(self, known):
+        asked = known.draw(self.asks)
+        largest = known.losses(asked).mean.argsort()[-known.count :]
+        return Chosen(np.sort(asked[largest]))
+"""
+
+
+@pytest.mark.parametrize("sampling", [pytest.param(CHOICE, marks=pytest.mark.slow), "FILE:Last"])
+def test_on_ray(sampling, tmp_path, ray_cluster):
+    """The server's process gets the code of a user's file."""
+    (tmp_path / "mine.py").write_text(OF_A_USER)
+    keys = KEYS | {"train__sampling": f"{tmp_path / 'mine.py'}:Last" if sampling == "FILE:Last" else sampling}
     local = run(tmp_path / "local", **keys)
     on_ray = run(tmp_path / "ray", engine__kind="ray", engine__actors=2, engine__cpus_per_actor=0.5, **keys)
     pd.testing.assert_frame_equal(local.clients, on_ray.clients)
@@ -236,12 +211,15 @@ def test_costs_of_candidates(tmp_path):
     [
         (
             {"train__sampling": "weihgted"},
-            r"train\.sampling: there is no kind 'weihgted' \(did you mean 'weighted'\?\)",
+            r"train\.sampling: there is no 'weihgted' \(did you mean 'weighted'\?\)",
         ),
-        ({"train__sampling": {"kind": "power_of_choice"}}, "kind=power_of_choice needs candidates"),
-        ({"train__sampling": {"kind": "cyclic", "candidates": 3}}, "candidates is for kind=power_of_choice"),
-        ({"train__sampling": {"kind": "uniform", "candidate": 3}}, r"there is no key candidate \(did you mean"),
-        ({"train__sampling": {"kind": "uniform", "alpha": 3}}, "alpha is for kind=oort"),
+        ({"train__sampling": {"kind": "power_of_choice"}}, "power_of_choice can't be made: TypeError: .* 'candidates'"),
+        ({"train__sampling": {"candidates": 3}}, "must have the key kind, as in {kind: file.py:Name, option: 1}"),
+        ({"train__sampling": {"kind": "cyclic", "candidates": 3}}, r"sampling=cyclic has no option 'candidates'$"),
+        ({"train__sampling": CHOICE | {"candidate": 3}}, r"has no option 'candidate' \(did you mean 'candidates'"),
+        ({"train__sampling": CHOICE | {"candidates": 2.5}}, "candidates must be a whole number of at least 1, not 2.5"),
+        ({"train__sampling": CHOICE | {"cached": "no"}}, "cached must be true or false, not 'no'"),
+        ({"train__sampling": {"kind": "oort", "seconds": -1}}, "seconds must be above 0"),
         ({"train__sampling": {"kind": "oort", "alpha": 3}}, "alpha needs seconds"),
         ({"train__sampling": {"kind": "oort", "seconds": 3}}, "seconds are those of the virtual clock, and there is"),
         ({"train__sampling": CHOICE, "train__cohort_size": 6}, "candidates=5 must be at least 6"),

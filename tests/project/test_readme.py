@@ -35,7 +35,7 @@ TRIED = (
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
     "class Heavy", "class Median", "class FedPer", "def rings", "def focal", "class Lines", "class Clip",
-    "class AroundMedian", "class Processes(", "PoolContract", "@hydra.main",
+    "class AroundMedian", "class Processes(", "class Struggling", "PoolContract", "@hydra.main",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -196,7 +196,7 @@ def test_own_loss_and_metrics(tmp_path: Path) -> None:
 ADDED = {
     "heavy.py": "class Heavy", "fedper.py": "class FedPer", "rings.py": "def rings", "robust.py": "def focal",
     "logger.py": "class Lines", "sending.py": "class Clip", "byzantine.py": "class AroundMedian",
-    "processes.py": "class Processes(",
+    "processes.py": "class Processes(", "struggling.py": "class Struggling",
     "test_mine.py": "PoolContract",
 }  # fmt: skip
 """The files of docs/extending.md, and what tells each."""

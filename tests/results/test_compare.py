@@ -262,6 +262,7 @@ def test_runs_of_other_code_are_no_repetitions(runs):
         ("code of the model", "model.code"),
         ("configuration of the model", "model.configuration"),
         ("code of the head", "model.head.code"),
+        ("code of train.sampling", "train.sampling.code"),
         ("code of data.transform=mine.py:noise", "data.transform.code"),
         ("code of transform", "data.transform.code"),
         ("step 2 of train.upload", "train.upload.2.code"),

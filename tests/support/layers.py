@@ -7,7 +7,7 @@ LAYERS = [
     ("usercode",),
     ("config", "core"),
     ("data", "gradients", "system"),
-    ("client", "models", "uploads", "robust", "privacy", "loggers"),
+    ("client", "models", "selection", "uploads", "robust", "privacy", "loggers"),
     ("algorithms",),
     ("tracking",),
     ("experiment", "results"),

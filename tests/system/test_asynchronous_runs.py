@@ -20,6 +20,7 @@ from fedray.engine.asynchronous import asynchronous_of
 from fedray.engine.state.pending import Pending
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
+from fedray.selection import Chosen
 from fedray.testing.contracts import SETTINGS, small_source
 
 BUFFERED = {
@@ -119,7 +120,7 @@ def test_those_who_begin_together_make_a_synchronous_round(tmp_path, monkeypatch
     """As many clients as make an update, all as fast as each other: the cohorts of a synchronous run."""
     same = run(tmp_path, system__flops_per_second=None, system__latency_ms=100, system__concurrency=3)
     cohorts = {number: rows.client.to_numpy() for number, rows in same.clients.groupby("round")}
-    monkeypatch.setattr("fedray.engine.selection.draw_of", lambda sizes, experiment, number, choice: cohorts[number])
+    monkeypatch.setattr("fedray.engine.selection.chosen_of", lambda known, experiment: Chosen(cohorts[known.round]))
     keys = {key.replace(".", "__"): None for key in BUFFERED if key.startswith("system.")}
     other = run(tmp_path / "sync", **keys | {"system__mode": "sync"})
     assert flat(same.folder / "model.safetensors") == pytest.approx(flat(other.folder / "model.safetensors"), abs=2e-6)

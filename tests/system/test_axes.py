@@ -13,7 +13,7 @@ from command_runs import done, refused
 from fedray import simulate
 from fedray.cli.main import main
 from fedray.config import load
-from fedray.experiment.cohorts import draw_of
+from fedray.experiment.cohorts import rehearsed
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.experiment.system import clock_of, schedule_of
@@ -110,7 +110,7 @@ def test_how_long_a_run_will_take(hours, rounds, deadline, near):
     experiment, data = resolve(load(SETTINGS | keys | timed), CustomObjects(small_source()))
     clock, now = clock_of(experiment, data), 0.0
     for number in range(1, rounds + 1):
-        now += clock.ask(number, draw_of(data.sizes(), experiment, number), now).duration
+        now += clock.ask(number, rehearsed(number, data.sizes(), experiment), now).duration
     assert budget_of(experiment, data, "virtual_seconds") == pytest.approx(now, rel=near)
     buffered = {"system.mode": "buffered", "system.concurrency": 5}
     experiment, data = resolve(load(SETTINGS | keys | buffered), CustomObjects(small_source()))

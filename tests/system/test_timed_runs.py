@@ -10,6 +10,7 @@ from fedray import simulate
 from fedray.config import load
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
+from fedray.selection import Chosen
 from fedray.testing.contracts import SETTINGS, small_source
 
 CLOCK = {
@@ -45,7 +46,7 @@ def test_those_who_leave_a_round_were_never_in_it(name, tmp_path, monkeypatch):
     used = {number: of.client[of.outcome == "used"].to_numpy() for number, of in rows.groupby("round")}
     assert {"late", "dropped", "used", "unavailable"} >= set(rows.outcome)
     assert len({len(each) for each in used.values()}) > 1
-    monkeypatch.setattr("fedray.engine.selection.draw_of", lambda sizes, experiment, number, choice: used[number])
+    monkeypatch.setattr("fedray.engine.selection.chosen_of", lambda known, experiment: Chosen(used[known.round]))
     keys = dict.fromkeys(CLOCK)
     without = run(tmp_path / "without", name, **{key.replace(".", "__"): default for key, default in DEFAULTS.items()})
     assert keys.keys() == DEFAULTS.keys()

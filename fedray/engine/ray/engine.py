@@ -80,7 +80,7 @@ class RayEngine:
             *self.data.user_classes,
         ]
         code += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
-        code += experiment.upload
+        code += [experiment.selection, *experiment.upload]
         code += experiment.robust.user_code.values() if experiment.robust is not None else ()
         ship_user_code(code)
         stored = store(self.data)
