@@ -71,8 +71,10 @@ class AttackConfig(Section):
         "file.py:Class; unset: none",
     )
     fraction: Real | None = Field(None, gt=0, lt=1, description="share of the clients that are Byzantine")
-    scale: Real | None = Field(None, gt=0, description="sign_flip, backdoor: factor; noise: deviation; 1 unless set")
-    z: Real | None = Field(None, description="alie: deviations from the mean; unset: as many as hide")
+    scale: Real | None = Field(
+        None, gt=0, description="sign_flip, backdoor: factor; noise: standard deviation; 1 unless set"
+    )
+    z: Real | None = Field(None, description="alie: standard deviations from the mean; unset: as many as hide")
     eps: Real | None = Field(None, description="ipm: factor of the mean; 0.5 unless set")
     target: Whole | None = Field(
         None, ge=0, description="backdoor: class for which marked images are taken; 0 unless set"

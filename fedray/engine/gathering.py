@@ -71,14 +71,17 @@ def may_gather(algorithm: Algorithm) -> bool:
 
 
 def _codes(thing: Any) -> Iterator[CodeType]:
-    """Yields the code of a function, of a class's methods, and of the functions within them."""
+    """Yields the code of a function, of a class's methods, and of the functions within them. Other objects have
+    none."""
     if isinstance(thing, type) and not is_of_known(thing):
         for value in vars(thing).values():
             yield from _codes(value) if not isinstance(value, type) else ()
-    thing = getattr(thing, "__wrapped__", getattr(thing, "__func__", thing))
-    if isinstance(thing, FunctionType) and not is_of_known(thing):
+    elif isinstance(thing, (staticmethod, classmethod)):
+        yield from _codes(thing.__func__)
+    elif isinstance(thing, FunctionType) and not is_of_known(thing):
         yield from _codes(thing.__code__)
-    if isinstance(thing, CodeType):
+        yield from _codes(vars(thing).get("__wrapped__"))
+    elif isinstance(thing, CodeType):
         yield thing
         for each in thing.co_consts:
             yield from _codes(each)

@@ -15,6 +15,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.engine import gathering
 from fedray.engine.gathering import may_gather
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.usercode.importing import import_object
 
 
 class Gathering(FedAvg):
@@ -116,10 +117,28 @@ def test_small_uploads_need_no_line(tmp_path: Path) -> None:
     assert "gathers" not in (made.folder / "log.txt").read_text()
 
 
-def test_who_may_gather() -> None:
+def test_who_may_gather(tmp_path: Path) -> None:
     """None of the algorithms that come with fedray do, which would not be found."""
     for cls in known_algorithms().values():
         assert "Upload.gather" not in Path(inspect.getfile(cls)).read_text()
         assert not may_gather(cls())
     assert may_gather(Gathering())
-    assert may_gather(type("Sub", (Gathering,), {})())
+    for name, code, expected in USERS:
+        file = tmp_path / f"{name}.py"
+        file.write_text(BEFORE + code)
+        assert may_gather(import_object(f"{file}:Mine", "algorithm.name")()) == expected, name
+
+
+BEFORE = """
+import torch
+from fedray.algorithms import Upload
+from fedray.algorithms.fedavg import FedAvg
+"""
+USERS = [
+    ("none", "class Mine(FedAvg):\n    gathers = 'gather'\n", False),
+    ("static", "class Mine(FedAvg):\n    @staticmethod\n    def all(v):\n        return Upload.gather(v)\n", True),
+    ("helper", "def all_of(v):\n    return Upload.gather(v)\nclass Mine(FedAvg): ...\n", True),
+    ("inner", "class Mine(FedAvg):\n    def end(self, c, y):\n        return [Upload.gather(v) for v in y]\n", True),
+    ("decorated", "class Mine(FedAvg):\n    @torch.no_grad()\n    def end(self, y):\n        Upload.gather(y)\n", True),
+]  # fmt: skip
+"""Files of users, and whether their algorithms may gather."""

@@ -21,7 +21,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.core.vectors import Layout, Model
 from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import PartialSum, PhaseResult
-from fedray.robust import ATTACKS, RULES
+from fedray.robust import ATTACKS, RULES, AttackedRun
 from fedray.robust.attackers import Attackers
 from fedray.robust.attacks.alie import hidden
 from fedray.robust.rules.krum import best, distances
@@ -208,6 +208,17 @@ def test_attacks_on_uploads():
     assert (attacked("noise", scale=3.0)[[2, 7]] == noise).all()
     np.testing.assert_allclose(noise, 3 * attacked("noise")[[2, 7]], rtol=1e-6)
     assert all((attacked(kind, [10 * i for i in range(M)]) == 0).all() for kind in ("alie", "ipm"))
+
+
+def test_wrong_labels():
+    """Those of Byzantine clients alone, and no inputs."""
+    attack = ATTACKS["label_flip"]()
+    attack.prepare(AttackedRun(SimpleNamespace(classes=4), "classification", "none", 0, "label_flip"))
+    x, y = torch.rand(2, 3, 4, 5), torch.arange(24).view(2, 3, 4) % 4
+    indices = np.arange(24).reshape(2, 3, 4)
+    stored, labels = Attackers(attack, frozenset({7, 9}), 0).poison(x.clone(), y.clone(), [7, 8, 9], indices)
+    assert torch.equal(stored, x)
+    assert labels.tolist() == torch.stack([3 - y[:, 0], y[:, 1], 3 - y[:, 2]], dim=1).tolist()
 
 
 @pytest.mark.parametrize(

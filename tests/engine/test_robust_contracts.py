@@ -13,6 +13,7 @@ import torch
 from small_runs import small_images
 from torch import Tensor
 
+from fedray.config import robust
 from fedray.robust import ATTACKS, RULES, Attack, AttackedRows, AttackedRun, Rule
 from fedray.testing import AttackContract, RuleContract
 
@@ -107,6 +108,13 @@ def test_each_is_a_short_file(cls: type) -> None:
     lines = {number for number, line in enumerate(source.splitlines(), 1) if line.split("#")[0].strip()}
     lines -= {number for node in left_out for number in range(node.lineno, node.end_lineno + 1)}
     assert 3 <= len(lines) <= 40
+
+
+def test_keys_are_the_arguments_of_the_classes() -> None:
+    for keys, classes in ((robust.RULES, RULES), (robust.ATTACKS, ATTACKS)):
+        assert {kind: {*inspect.signature(cls).parameters} for kind, cls in classes.items()} == {
+            kind: {*names} for kind, names in keys.items()
+        }
 
 
 def is_text(node: ast.AST) -> bool:
