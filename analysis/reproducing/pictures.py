@@ -169,8 +169,11 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
         y = places[one.cell.row]
         value, published = on_one_scale(table, one)
         if math.isfinite(value):
-            if table.boxes:
+            if table.marks == "boxes":
                 _draw_box(axes, y, one.spread)
+            elif table.marks == "bars":
+                margin = 0.0 if math.isnan(one.margin) else one.margin
+                axes.barh(y, value, 0.6, xerr=margin or None, color=MEASURED, capsize=2.5)
             elif len(one.values) == 2:
                 axes.plot(one.values, [y, y], "o", color=MEASURED, markersize=5.5)
             else:
@@ -187,7 +190,9 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
     axes.set_title(column, fontsize=10, loc="left")
     if table.measure not in PERCENT:
         axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
-    key = "boxes: last rounds of all runs" if table.boxes else _key(found, "bar", "● measured")
+    key = "boxes: last rounds of all runs"
+    if table.marks != "boxes":
+        key = _key(found, "bar", "● measured") if table.marks == "dots" else _key(found, "line", "bars: measured")
     axes.set_xlabel(f"{_unit(table)}\n{key}", fontsize=9)
     clean_frame(axes)
 

@@ -27,6 +27,8 @@ Of = Literal["test", "train", "representation"]
 
 Until = Literal["target", "first row"]
 
+Marks = Literal["dots", "boxes", "bars"]
+
 UNTIL_TARGET = ("rounds", "ratio", "gflops", "minutes")
 """The measures for which a run need not go on once it has reached its target."""
 
@@ -65,7 +67,7 @@ class TableConfig(Section):
         "target", description="the accuracy until which is counted: the file's target, or the first row's"
     )
     smoothing: Real = Field(0, ge=0, lt=1, description="factor of the moving average that curves are drawn of")
-    boxes: bool = Field(False, description="last: draw boxes of the last rounds of all runs")
+    marks: Marks = Field("dots", description="how cells are drawn; boxes: the last rounds of all runs (last)")
     rows: list[str | dict[str, RowConfig]] = Field(description="algorithms, or names with what they are")
     columns: dict[str, ColumnConfig]
     notes: list[str] = Field([], description="what is to be known beside the numbers")
@@ -127,7 +129,7 @@ class PublishedTable:
     cells: Sequence[Cell]
     notes: Sequence[str]
     smoothing: float = 0.0
-    boxes: bool = False
+    marks: Marks = "dots"
     until: Until = "target"
 
 
@@ -160,7 +162,7 @@ def read_table(name: str) -> PublishedTable:
             cells.append(_until_target(cell) if ends_at_target else cell)
     return PublishedTable(
         name, said.title, said.measure, said.seeds, said.over_runs, list(rows), list(said.columns), cells, said.notes,
-        said.smoothing, said.boxes, said.until,
+        said.smoothing, said.marks, said.until,
     )  # fmt: skip
 
 

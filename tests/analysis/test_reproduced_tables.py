@@ -83,7 +83,7 @@ def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):
     runs = mine / "runs/paper/small"
     write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
     write_run(runs / "fedavg/seed-1", [0.2, 0.3, 0.6])
-    table = {"title": "T", "measure": "last", "seeds": 2, "rows": ["fedavg"], "smoothing": 0.5, "boxes": True}
+    table = {"title": "T", "measure": "last", "seeds": 2, "rows": ["fedavg"], "smoothing": 0.5, "marks": "boxes"}
     (mine / "experiments/paper/published/box.yaml").write_text(
         yaml.safe_dump(table | {"columns": {"a": {"experiment": "paper/small"}}})
     )
