@@ -17,6 +17,9 @@ name as the only key, and its first option or all of them: ``{clip: 1.0}``, ``{t
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+"""The kinds of parameters that an option can be."""
+
 
 def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, label: str = "name") -> str:
     """Checks, without importing anything, whether the value of a config's key properly names an object, such as a
@@ -89,24 +92,26 @@ def instance(
         if options or first:
             raise UserError(f"{key}={name}: only a class takes options, such as {next(iter(options or first))}")
         return found
-    _check_options(found, options, f"{key}={name}")
+    _check_options(found, first, options, f"{key}={name}")
     with as_user_error(f"{key}={name} can't be made"):
         return found(*first, **options)
 
 
-def _check_options(cls: type, options: Mapping[str, Any], what: str) -> None:
-    """Raises :class:`UserError` if ``cls`` has no parameter of the name of an option. Classes whose parameters Python
-    can't tell are not checked."""
+def _check_options(cls: type, first: Sequence[Any], options: Mapping[str, Any], what: str) -> None:
+    """Raises :class:`UserError` if ``cls`` has no parameter of the name of an option, or needs one that is neither
+    among ``options`` nor the ``first``. Classes whose parameters Python can't tell are not checked."""
     try:
         parameters = inspect.signature(cls).parameters
     except (TypeError, ValueError):
         return
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return
-    for option in options:
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    for option in () if takes_all else options:
         if option not in parameters:
             hint = near_miss(option, parameters) or " (it has none)"
             raise UserError(f"{what} has no option {option!r}{hint}")
+    needed = [name for name, each in parameters.items() if each.default is each.empty and each.kind in BY_NAME]
+    if missing := [name for name in needed[len(first) :] if name not in options]:
+        raise UserError(f"{what} needs the option{'s' if len(missing) > 1 else ''} {' and '.join(missing)}")
 
 
 def _parts(entry: Entry, known: Mapping[str, Any], label: str = "name") -> tuple[Any, list[Any], Mapping[str, Any]]:

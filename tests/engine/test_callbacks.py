@@ -158,7 +158,7 @@ def test_a_callback_is_named_in_a_config(tmp_path):
     [
         ({"name": "FILE:Writer", "path": "written", "fail": True},
          r"run.callbacks: .*writer.py:Writer failed in round: KeyError: 'mine' \(writer.py, line 11\)"),
-        ("FILE:Writer", r"run.callbacks=.*writer.py:Writer can't be made: TypeError: .*path"),
+        ("FILE:Writer", r"run.callbacks=.*writer.py:Writer needs the option path"),
         ("FILE:Writter", "has no 'Writter' .did you mean 'Writer'"),
         ("FILE:empty", "run.callbacks: .*:empty: object has none of the methods start, round and end"),
         ({"path": "written"}, "run.callbacks: .* must have the key name"),

@@ -303,7 +303,7 @@ def test_noise_after_compression_is_sent_whole(tmp_path):
         ([{"topk": 3}, {"clip": 1.0}, {"qsgd": 2}], "topk and qsgd both make uploads smaller; .* right after topk or"),
         ([{"qsgd": 2}, {"topk": 3}], "qsgd and topk both make uploads smaller"),
         ([{"topk": 3}, {"quantize": 2}, {"qsgd": 2}], "topk and qsgd both make uploads smaller"),
-        (["clip"], r"train\.upload=clip can't be made"),
+        (["clip"], r"train\.upload=clip needs the option norm$"),
         (["clp"], r"train\.upload: there is no 'clp' \(did you mean 'clip'\?\)"),
         ([{"topk": {"k": 3, "feedback": True}}], "feedback"),
     ],

@@ -258,7 +258,7 @@ class Large(Middle):
     ("attack", "message"),
     [
         ({"kind": "sign_flop"}, r"attack\.kind must name an attack, or your own .*, not 'sign_flop' .*'sign_flip'"),
-        ({"kind": "mine.py:Wrong"}, r"attack\.kind=mine\.py:Wrong can't be made: TypeError: .*'scale'"),
+        ({"kind": "mine.py:Wrong"}, r"attack\.kind=mine\.py:Wrong needs the option scale$"),
         ({"kind": "mine.py:Wrong", "options": {"scale": 1, "shfit": 2}}, "has no option 'shfit' .*'shift'"),
         ({"kind": "mine.py:Half"}, r"must be a subclass of fedray\.robust\.Attack, not the class Half"),
         ({"kind": "ipm", "options": {"eps": 1}}, "options is for a class of your own, .*, not for kind=ipm"),
