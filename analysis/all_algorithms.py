@@ -5,9 +5,10 @@ FEDRAY_DATA=... python analysis/all_algorithms.py OUTPUT [--processes 1] [--only
 `defaults`: every algorithm with its paper's hyper-parameters (those that fedray has as defaults) and lr 0.01. Beside
 each stands FedAvg on the same terms: the same architecture, as MOON and FedSiam-DA have a projection head, and the same
 aggregation weights, as some papers weigh clients alike. `further`: those that end more than 2 points below it, in their
-papers' regime over three seeds, and FedAvg in that regime too. A mean over seeds is of the runs that ended, and has
-beside it half the width of its 95 % interval (Student's t). Writes table.md and table.csv into OUTPUT; runs that are
-there already are not made again.
+papers' regime over three seeds, and FedAvg in that regime too. `personal` is the mean accuracy of all clients' personal
+models, each on its own test share, and `clients` that of the global model on these shares; with private layers the
+global model says little. A mean over seeds is of the runs that ended, and has beside it half the width of its 95 %
+interval (Student's t). Writes table.md and table.csv into OUTPUT; runs that are there already are not made again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ COMMON = {
     "train.cohort_size": 5,
     "run.rounds": 60,
     "run.eval_every": 10,
+    "run.eval_clients": "all",
     "engine.kind": "local",
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -61,6 +63,12 @@ FURTHER: dict[str, dict[str, Any]] = {
 }
 
 
+SHARES = {"clients": "accuracy_", "personal": "personal_accuracy_"}
+"""Columns of the table, with what columns of metrics.csv they are."""
+
+NAN = float("nan")
+
+
 def one(output: Path, setting: str, algorithm: str, head: str, seed: int, keys: dict[str, Any]) -> dict[str, Any]:
     """One run and what the table says of it."""
     changes = [f"{key.split('.')[1]}={value}" for key, value in keys.items()]
@@ -68,11 +76,13 @@ def one(output: Path, setting: str, algorithm: str, head: str, seed: int, keys: 
     config = {**COMMON, "algorithm.name": algorithm, "model.head": head, **keys}
     run = fedray.simulate({**config, "run.seed": seed, "run.output": str(output), "run.name": name})
     accuracy, best = 100 * run.summary["final_accuracy"], 100 * run.summary["best_accuracy"]
+    last = run.metrics.iloc[-1]
+    shares = {name: 100 * last.get(f"clients_{column}mean", NAN) for name, column in SHARES.items()}
     seconds = run.metrics["round_seconds"].sum()
     print(f"{name}: {run.summary['status']}, {accuracy:.2f}, {seconds:.0f} s", flush=True)
     return {
         "setting": setting, "algorithm": algorithm, "head": head, "changed": ", ".join(changes),
-        "status": run.summary["status"], "accuracy": accuracy, "best": best, "seconds": seconds,
+        "status": run.summary["status"], "accuracy": accuracy, **shares, "best": best, "seconds": seconds,
     }  # fmt: skip
 
 
@@ -96,7 +106,7 @@ def summed(setting: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """One row of several seeds: means over the runs that ended, and the margin of the accuracy."""
     frame = pd.DataFrame(runs)
     ended = frame[frame["status"] != "diverged"]
-    means = ended[["accuracy", "best", "seconds"]].mean().to_dict()
+    means = ended[["accuracy", *SHARES, "best", "seconds"]].mean().to_dict()
     margin = mean_and_margin(ended["accuracy"].tolist())[1]
     row = {**runs[0], **means, "setting": setting, "seeds": len(runs), "± (95 % interval)": margin}
     row["status"] = ", ".join(f"{count} {status}" for status, count in frame["status"].value_counts().items())
@@ -113,7 +123,7 @@ def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         ]
     )
     columns = ["setting", "algorithm", "head", "changed", "seeds", "status", "accuracy", "± (95 % interval)", "fedavg"]
-    return result[[*columns, "difference", "best", "seconds"]].round(2)
+    return result[[*columns, "difference", *SHARES, "best", "seconds"]].round(2)
 
 
 def main(arguments: Sequence[str]) -> int:
