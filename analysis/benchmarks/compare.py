@@ -100,6 +100,8 @@ class Running:
             self.process = subprocess.Popen(
                 command,
                 env=self._environment(),
+                # Ray's workers import from the driver's folder first, which may be a checkout of another version
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
