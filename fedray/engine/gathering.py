@@ -1,7 +1,7 @@
 """Says before the first round how much memory the server needs for uploads that it gets one by one.
 
 Which uploads these are, and how large, only an algorithm's own methods know. So one client goes through a round without
-any local step, from the broadcast to its uploads, on copies of the server's models and vectors.
+any local step, from the broadcast to its uploads, on copies of the algorithm and of the server's models and vectors.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _codes(thing: Any) -> Iterator[CodeType]:
 def _uploads(experiment: Experiment, state: RunState, clients: Clients) -> Iterator[tuple[str, str, Upload]]:
     """Yields the uploads of a client that makes no local step, each with the names of its phase and its own. Raises an
     exception if a method of the algorithm does, or if a phase needs what the server trains."""
-    algorithm, sizes = experiment.algorithm, state.sizes
+    # a user's algorithm may note in an attribute how often it was called
+    algorithm, sizes = deepcopy(experiment.algorithm), state.sizes
     client = int(np.flatnonzero(sizes == sizes[sizes > 0].min())[0])
     server = replace(
         state.server, vectors={name: value.clone() for name, value in state.server.vectors.items()},

@@ -73,6 +73,19 @@ class Stateful(Gathering):
         return Result(found.uploads, state={"c": client.state["c"] + 1})
 
 
+class Counting(Gathering):
+    """Counts in an attribute how often its broadcast was asked for, and moves less the more often it was."""
+
+    asked = 0
+
+    def broadcast(self, server: Any, phase: str) -> Broadcast:
+        self.asked += 1
+        return super().broadcast(server, phase)
+
+    def server_update(self, server: Any, phase: str, sums: Any, scalars: Any) -> None:
+        server["x"] = server["x"] + sums["d"].mean(0) / self.asked
+
+
 WIDTH = 144
 """How many numbers the small run's vectors and models have, with what fills their rows up to 64 bytes."""
 
@@ -84,6 +97,7 @@ def line(phase: str, name: str, width: int, members: int = 5) -> str:
 CASES = [
     ("Gathering", {}, [line("train", "d", WIDTH)]),
     ("Stateful", {"train.cohort_size": 3}, [line("train", "d", WIDTH, 3)]),
+    ("Counting", {}, [line("train", "d", WIDTH)]),
     ("InTwoPhases", {}, [line("again", "z", WIDTH)]),
     ("Failing", {}, [
         f"the server may gather models or vectors of 5 clients, {20 * WIDTH / 1e9:.3g} GB for each with as many "
