@@ -24,7 +24,12 @@ PERCENT = ("final", "last", "at_round")
 AMOUNTS = {"gib_sent": "bytes", "minutes": "virtual_seconds"}
 """The columns of metrics.csv that are counted until the target, where it is not the round."""
 
-ACCURACIES = {"test": "test accuracy", "train": "training accuracy", "representation": "test accuracy"}
+ACCURACIES = {
+    "test": "test accuracy",
+    "train": "training accuracy",
+    "representation": "test accuracy",
+    "local": "mean test accuracy of the clients' models before they are averaged",
+}
 """What a row has, by the ``of`` of its cells."""
 
 

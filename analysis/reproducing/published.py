@@ -23,7 +23,7 @@ EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 Measure = Literal["rounds", "ratio", "minutes", "final", "last", "at_round", "gflops", "gib", "gib_sent"]
 
-Of = Literal["test", "train", "representation"]
+Of = Literal["test", "train", "representation", "local"]
 
 Until = Literal["target", "first row"]
 

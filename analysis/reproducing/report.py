@@ -77,12 +77,13 @@ def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str,
 def _meaning(table: PublishedTable) -> str:
     """Returns what the numbers of a table are."""
     accuracy = accuracy_of(table)
-    others = [name for name in ACCURACIES.values() if name != accuracy]
-    rows = dict.fromkeys(cell.row for cell in table.cells if ACCURACIES[cell.of] in others)
+    others = {cell.row: ACCURACIES[cell.of] for cell in table.cells if ACCURACIES[cell.of] != accuracy}
     over = {"one": table.over_runs, "over": f"{table.over_runs}s", "until": UNTIL[table.until]}
     text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS, bound=BOUND, **over)
-    if rows and table.measure in PERCENT:
-        text += f" In the row '{' and '.join(rows)}' it is the {others[0]}."
+    if table.measure in PERCENT:
+        for other in dict.fromkeys(others.values()):
+            rows = [f"'{row}'" for row, name in others.items() if name == other]
+            text += f" In the row{'s' * (len(rows) > 1)} {', '.join(rows)} it is the {other}."
     return text
 
 

@@ -67,6 +67,9 @@ class RunConfig(Section):
         0,
         description="score the global model on the test share of each of so many clients, the same ones every time",
     )
+    eval_local_models: bool = Field(
+        False, description="also evaluate the models of the cohort's clients before they are averaged: local_accuracy"
+    )
     finetune_steps: Whole = Field(
         0, ge=0, description="score the global model after so many plain local steps on each client of the cohort"
     )

@@ -263,6 +263,7 @@ def task_of(part: Part, sent: Sequence[Sent], state: RunState, experiment: Exper
     run, keep = experiment.config.run, state.order.keep
     asked = set(ids if keep is True else keep or ())
     asked |= set(run.local_models_of if server.round in run.local_models_in else ())
+    asked |= set(ids if experiment.evaluates_local_models(server.round) else ())
     return PhaseTask(
         round=server.round,
         phase=len(sent) - 1,

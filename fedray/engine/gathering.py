@@ -38,27 +38,35 @@ FOR_RULE = ", and needs up to six times as much while train.aggregation computes
 
 def lines_on_memory(experiment: Experiment, state: RunState, clients: Clients) -> list[str]:
     """Returns a line for the user about each upload of which the server gets large rows of all clients, because the
-    algorithm asks for them (``Upload.gather``), or for a robust rule or an attack. ``state`` is that before the first
+    algorithm asks for them (``Upload.gather``), or for a robust rule or an attack, and one about clients' models that
+    it gets to evaluate them (``run.eval_local_models``). ``state`` is that before the first
     round, and ``clients`` are the server's own.
 
     If an algorithm's methods fail, the line has the size of a model. Their errors will be raised again in the first
     round, unless they only come from having made no step.
     """
-    if experiment.robust is None and not may_gather(experiment.algorithm):
-        return []
     found: dict[str, tuple[int, str]] = {}
-    members = experiment.cohort_size
+    members, model = experiment.cohort_size, BYTES_PER_NUMBER * clients.network.layout.row_width
+    if experiment.config.run.eval_local_models:
+        found["run.eval_local_models: every process gathers the models"] = model, ""
     try:
-        with global_generators():
-            for phase, name, upload in _uploads(experiment, state, clients):
-                for_rule = experiment.robust is not None and upload.weights in MEANS
-                if for_rule or upload.weights == "gather":
-                    found[f"{phase}: the server gathers {name}"] = row_of(upload.value)[0].nbytes, FOR_RULE * for_rule
+        if experiment.robust is not None or may_gather(experiment.algorithm):
+            found |= _gathered(experiment, state, clients)
     except Exception:
-        model = BYTES_PER_NUMBER * clients.network.layout.row_width
         found["the server may gather models or vectors"] = model, " for each with as many numbers as the model"
     sizes = {what: (members * each, more) for what, (each, more) in found.items() if members * each > SMALL}
     return [f"{what} of {members} clients, {size / 1e9:.3g} GB{more}" for what, (size, more) in sizes.items()]
+
+
+def _gathered(experiment: Experiment, state: RunState, clients: Clients) -> dict[str, tuple[int, str]]:
+    """Returns of each upload that the server gets one by one the bytes of one client, and what else a line says."""
+    found: dict[str, tuple[int, str]] = {}
+    with global_generators():
+        for phase, name, upload in _uploads(experiment, state, clients):
+            for_rule = experiment.robust is not None and upload.weights in MEANS
+            if for_rule or upload.weights == "gather":
+                found[f"{phase}: the server gathers {name}"] = row_of(upload.value)[0].nbytes, FOR_RULE * for_rule
+    return found
 
 
 def may_gather(algorithm: Algorithm) -> bool:

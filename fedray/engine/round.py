@@ -56,7 +56,7 @@ class RoundResult:
         states: Maps each client's number to the file with its new state, which is what it keeps until it takes part
             again.
         models: Maps the numbers of clients to their trained models, each as a row of numbers. It has only the clients
-            whose models are to be saved (``run.local_models_of``).
+            whose models are to be saved or evaluated (``run.local_models_of``, ``run.eval_local_models``).
         worker_seconds: The working time of all workers together, in seconds.
         samples: The number of samples in all local mini-batches of the round.
         metrics: The round's row of metrics.csv, as a dict from the column to its value.

@@ -179,6 +179,9 @@ PERSONAL_PREFIX = "personal:"
 """In the broadcast for an evaluation, the beginning of the names of vectors from which clients make their personal
 models. No model has such a name."""
 
+LOCAL_PREFIX = "local:"
+"""In that broadcast, the beginning of the names of clients' models before they are averaged."""
+
 
 @dataclass
 class EvalResult(TaskResult):

@@ -158,6 +158,13 @@ def _with_test_shares(
     the shares."""
     run, least = config.run, config.data.least_test_samples
     notes: list[str] = []
+    asked = [
+        f"run.{key}={str(getattr(run, key)).lower()}"
+        for key in ("eval_clients", "eval_local_models", "finetune_steps")
+        if getattr(run, key)
+    ]
+    if asked and not run.eval_test:
+        notes.append(f"warning: {' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
     personal = algorithm.has_personal_model() or config.model.private
     if not (personal or run.finetune_steps or run.eval_clients):
         if least:
@@ -167,9 +174,6 @@ def _with_test_shares(
             )
         return data, notes
     draw_eval_clients(data, seed, run.eval_clients)
-    asked = [f"run.{key}={getattr(run, key)}" for key in ("eval_clients", "finetune_steps") if getattr(run, key)]
-    if asked and not run.eval_test:
-        notes.append(f"warning: {' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
     return with_test_shares(data, seed, least), notes
 
 

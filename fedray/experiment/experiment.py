@@ -100,6 +100,12 @@ class Experiment:
         every = self.config.run.eval_every
         return round == self.rounds or bool(every and round % every == 0)
 
+    def evaluates_local_models(self, round: int) -> bool:
+        """Returns whether the models of the cohort's clients are evaluated at the end of ``round``, as they are before
+        they are averaged."""
+        run = self.config.run
+        return run.eval_local_models and run.eval_test and self.is_evaluated(round)
+
     @property
     def keeps_states(self) -> bool:
         """Whether clients keep anything from one round in which they take part to the next: a state of the algorithm, a

@@ -17,14 +17,18 @@ STOPPING = ("train_loss", "iterations", "bytes_down", "bytes_up", "flops", "virt
 none of them, because the result would depend on it."""
 
 
+LOCAL = "local"
+"""What columns about the models of the cohort's clients, before these are averaged, begin with."""
+
+
 def recorded_metrics(task: Task, label: str) -> list[str]:
     """Returns the names of the metrics for which metrics.csv has columns ``<label>_<metric>``. ``label`` is a split
-    ("test", "validation" or "train") or the name of a further model.
+    ("test", "validation" or "train"), :data:`LOCAL`, or the name of a further model.
 
-    "test" has the loss and all metrics of ``task``. Other labels have only the main metric and the accuracy, as far as
-    the task has them.
+    "test" and :data:`LOCAL` have the loss and all metrics of ``task``. Other labels have only the main metric and the
+    accuracy, as far as the task has them.
     """
-    if label == "test":
+    if label in ("test", LOCAL):
         return ["loss", *task.metrics]
     # train_loss is the loss of local training
     known = task.metrics if label == "train" else ("loss", *task.metrics)

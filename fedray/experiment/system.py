@@ -102,6 +102,8 @@ def _check_buffered(config: Config, algorithm: Algorithm, selection: Selection, 
     require(algorithm, config.algorithm.name, "asynchronous", "system.mode=buffered", what)
     if config.run.diagnostics:
         raise UserError("run.diagnostics compares clients that began together, and system.mode=buffered has none")
+    if config.run.eval_local_models:
+        raise UserError("run.eval_local_models is for clients of the same round, and system.mode=buffered has none")
     if concurrency is not None and concurrency > clients:
         raise UserError(f"system.concurrency={concurrency} is more than the {clients} clients that have samples")
 

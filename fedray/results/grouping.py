@@ -23,8 +23,9 @@ NO_PART_OF_A_RESULT = (
     *SEEDS, "run.name", "run.output", "run.working_copy", "run.output_timeout", "run.iterations", "run.resume",
     "run.checkpoint_every", "run.keep_checkpoints", "run.callbacks",
     "run.log_clients", "run.loggers", "run.group", "run.given", "run.eval_every", "run.eval_train_samples",
-    "run.eval_clients", "run.finetune_steps", "run.finetune_layers", "run.local_models_of", "run.local_models_in",
-    "run.personal_models_of", "run.targets", "run.last_rounds", "run.save_best", "run.diagnostics",
+    "run.eval_clients", "run.eval_local_models", "run.finetune_steps", "run.finetune_layers",
+    "run.local_models_of", "run.local_models_in", "run.personal_models_of", "run.targets", "run.last_rounds",
+    "run.save_best", "run.diagnostics",
     "data.root", "data.access", "data.least_test_samples",
 )  # fmt: skip
 """Keys that may differ between the runs of one group. All keys of ``engine`` may differ as well."""

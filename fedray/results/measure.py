@@ -23,7 +23,8 @@ class Measure:
     or smaller (min) values are better.
 
     ``of`` says which model was evaluated on the test set: with ``test`` the one that the algorithm would deploy, with
-    ``representation`` the representation model of pFedMo's server. With ``clients``, ``clients_personal`` and
+    ``representation`` the representation model of pFedMo's server, and with ``local`` the models of the cohort's
+    clients before they are averaged, as a mean (``run.eval_local_models``). With ``clients``, ``clients_personal`` and
     ``clients_finetuned`` it is the mean over all clients, each on its own test share, of the deployed model, of the
     clients' personal models, and of the deployed model after fine-tuning.
     """

@@ -137,6 +137,7 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
         f"personalized_{metric}": "personal",
         f"representation_{metric}": "representation",
         f"finetuned_{metric}": "fine-tuned",
+        f"local_{metric}": "local",
         f"clients_{metric}_mean": "clients",
     }
     return "  ".join(

@@ -30,6 +30,7 @@ OF_THE_TEST_SET = (
     "server_",
     "clients_",
     "global_",
+    "local_",
 )
 """The beginnings of columns of metrics.csv that a sweep must not optimise, because only the winners of a suite may see
 the test set."""

@@ -104,6 +104,9 @@ CASES = [
         "numbers as the model",
     ]),
     ("fedavg", {"train.aggregation": {"kind": "median"}}, [line("train", "y", WIDTH) + gathering.FOR_RULE]),
+    ("fedavg", {"run.eval_local_models": True}, [
+        f"run.eval_local_models: every process gathers the models of 5 clients, {20 * WIDTH / 1e9:.3g} GB",
+    ]),
     ("fedavg", {}, []),
 ]  # fmt: skip
 

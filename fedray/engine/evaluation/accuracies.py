@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedray.data.federated import FederatedData
 from fedray.engine.evaluation.client_scores import ClientScores, Scoring
@@ -17,18 +18,21 @@ from fedray.engine.round import RoundResult
 from fedray.engine.server_rules import eval_model, further_models
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
-from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
+from fedray.engine.tasks import GLOBAL, LOCAL_PREFIX, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask, TaskResult
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
-from fedray.experiment.recorded import recorded_metrics
+from fedray.experiment.recorded import LOCAL, recorded_metrics
 from fedray.robust.attack import Attack
 from fedray.tracking.columns import DIAGNOSTICS, METRICS
+from fedray.warning import WARNING
 
 EVAL_BLOCK = 1000
 """The number of samples in an evaluation task. It is fixed, so that the sums of losses and metrics do not depend on the
 number of workers."""
 
-RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned", "backdoor"})
+RESERVED = frozenset(
+    {"test", "validation", "train", "global", "local", "personal", "personalized", "finetuned", "backdoor"}
+)
 """Names that an algorithm's further model can't have, because other columns of metrics.csv begin with these names."""
 
 
@@ -43,6 +47,9 @@ class Accuracies(Observer):
 
     def trained(self, result: RoundResult) -> None:
         if self.experiment.is_evaluated(result.number) or result.is_last:
+            if self.experiment.evaluates_local_models(result.number) and result.cohort.ids and not result.models:
+                line = f"{WARNING}run.eval_local_models: {type(self.experiment.algorithm).__name__} trains no models"
+                self.queue.note(TaskResult(lines=(line,)))
             evaluation = Evaluation(self.experiment, self.scoring, self.state, self.data, self.queue.pool, result)
             self.queue.later(evaluation.tasks, evaluation.take)
 
@@ -71,15 +78,19 @@ class Evaluation:
         further = further_models(algorithm, server)
         models = {GLOBAL: eval_model(algorithm, server), **further}
         attack = _measured_attack(experiment)
+        local = round.models if experiment.evaluates_local_models(round.number) else {}
+        self.local = {
+            f"{LOCAL_PREFIX}{client}": state.layout.model(torch.from_numpy(local[client])) for client in sorted(local)
+        }
         self.splits = {
-            "test": (len(data.y_test) if experiment.config.run.eval_test else 0, list(models)),
+            "test": (len(data.y_test) if experiment.config.run.eval_test else 0, [*models, *self.local]),
             "validation": (len(data.validation), [GLOBAL]),
             "train": (len(data.train_subset), [GLOBAL]),
             "backdoor": (0 if attack is None else len(attack.victims()), [GLOBAL]),
         }
         self.scores = ClientScores(scoring, experiment, server, data, list(further))
         personal = {PERSONAL_PREFIX + name: value for name, value in self.scores.broadcast.shared.items()}
-        handle = pool.publish({**models, **personal})
+        handle = pool.publish({**models, **personal, **self.local})
         self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits, scoring.wanted)
         self.tasks += self.scores.tasks(handle, state.clients, pool.slots)
         self.found: dict[tuple[str, int], EvalResult] = {}
@@ -107,20 +118,34 @@ class Evaluation:
         have been taken.
 
         The columns are metrics of the evaluated model on each split (``test_loss``, ``validation_accuracy``), metrics
-        of the further models on the test set (``<model>_accuracy``), and means of the scores of single clients.
+        of the further models on the test set (``<model>_accuracy``), means of the metrics of the cohort's local models
+        on it (``local_accuracy``), and means of the scores of single clients.
         """
         row: dict[str, float] = {}
+        of_local: list[dict[str, float]] = []
         for split, (samples, names) in self.splits.items():
             if not samples:
                 continue
             found = [self.found[split, start] for start in range(0, samples, EVAL_BLOCK)]
             for position, name in enumerate(names):
+                values = self._values([result.sums[position] for result in found])
+                if name in self.local:
+                    of_local.append(values)
+                    continue
                 if split == "test" and self.scores.scoring.wanted:
                     self.scores.take_each(name, np.concatenate([result.each[position] for result in found]))
                 label = split if name == GLOBAL else name
-                values = self._values([result.sums[position] for result in found])
                 row |= {f"{label}_{metric}": values[metric] for metric in recorded_metrics(self.task, label)}
-        return row | self.scores.row()
+        return row | self._means(of_local) | self.scores.row()
+
+    def _means(self, of_local: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Returns the columns with the means of the metrics of local models; there are none if no round has them."""
+        if not of_local:
+            return {}
+        return {
+            f"{LOCAL}_{metric}": math.fsum(values[metric] for values in of_local) / len(of_local)
+            for metric in recorded_metrics(self.task, LOCAL)
+        }
 
     def _values(self, blocks: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
         """Returns the loss and each metric of a model, by name, from the sums of its ``blocks`` of samples."""
@@ -148,6 +173,8 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
     splits["backdoor"] = _measured_attack(experiment) is not None
     labels = [*(label for label, there in splits.items() if there), *further]
     wanted = [f"{label}_{metric}" for label in labels for metric in recorded_metrics(experiment.task, label)]
+    if config.run.eval_local_models and config.run.eval_test:
+        wanted += [f"{LOCAL}_{metric}" for metric in recorded_metrics(experiment.task, LOCAL)]
     wanted += scoring.columns(further)
     if config.run.diagnostics:
         wanted += [*DIAGNOSTICS, "update_norm"]
