@@ -18,7 +18,7 @@ from fedray.tracking.folder import is_finished
 from reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
 from reproducing.published import Cell, PublishedTable
 
-PERCENT = ("final", "last", "at_round")
+PERCENT = ("final", "last", "best", "at_round")
 """The measures that are accuracies in percent. The others are what runs took until a target; less of it is better."""
 
 AMOUNTS = {"gib_sent": "bytes", "minutes": "virtual_seconds"}
@@ -157,7 +157,7 @@ def _accuracy(run: RecordedRun, table: PublishedTable, cell: Cell) -> float:
         return float(rows.get(cell.round, math.nan))
     if table.measure == "last":
         return run.last(measure, run.settings.get("run.last_rounds"))
-    return run.final(measure)
+    return run.best(measure) if table.measure == "best" else run.final(measure)
 
 
 def without_value(table: PublishedTable, one: Measured) -> str:

@@ -25,6 +25,7 @@ MEANINGS = {
     "first. {bound}",
     "final": "{Accuracy} at the end in percent, {seeds}.",
     "last": "{Accuracy} in percent, as the mean of the last rounds, {seeds}.",
+    "best": "{Accuracy} of the round in which it was best, in percent, {seeds}.",
     "minutes": "Minutes of the virtual clock until {until}, as {over} over seeds. {bound}",
     "gflops": "GFLOPs of a client, by the paper's accounting, in the {one} of the rounds until the target. {bound}",
     "gib": "GiB by the paper's accounting: those of all rounds of a run, times its rounds to {until}, divided by "

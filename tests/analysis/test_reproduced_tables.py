@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from published_tables import ASKED, write_run
@@ -77,6 +78,24 @@ def test_a_column_may_name_its_seeds(mine, capsys):
     assert main(["paper/chosen", "--seeds", "3"]) == 2
     said = "fedray: --seeds 3: paper/chosen has columns with 2 chosen seeds, and no others"
     assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+def test_the_best_round_of_the_clients_models(mine):
+    column = {"experiment": "paper/small", "published": [45.0, 31.0]}
+    rows = ["fedavg", {"its clients": {"with": {"algorithm.name": "fedavg"}, "of": "local"}}]
+    table = {"title": "T", "measure": "best", "seeds": 2, "rows": rows, "columns": {"a": column}}
+    (mine / "experiments/paper/published/best.yaml").write_text(yaml.safe_dump(table))
+    for seed, values in enumerate(([0.1, 0.5, 0.4], [0.1, 0.2, 0.4])):
+        folder = mine / f"runs/paper/small/fedavg/seed-{seed}"
+        write_run(folder, values)
+        rows_of_run = pd.read_csv(folder / "metrics.csv")
+        rows_of_run.assign(local_accuracy=rows_of_run["test_accuracy"] / 2).to_csv(folder / "metrics.csv", index=False)
+    read = read_table("paper/best")
+    found = measured(read, mine / "runs", 2)
+    assert [one.value for one in found] == pytest.approx([45, 22.5])
+    text = text_of(read, found, made_by(ASKED, []))
+    assert "Test accuracy of the round in which it was best, in percent" in text
+    assert "In the row 'its clients' it is the mean test accuracy of the clients' models before they are" in text
 
 
 def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):

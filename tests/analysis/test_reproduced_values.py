@@ -40,6 +40,8 @@ def test_each_table_fits_its_experiments(name):
         if table.measure == "at_round":
             assert cell.round is not None
             assert cell.round % config.run.eval_every == 0
+        if cell.of == "local":
+            assert config.run.eval_local_models, cell
         if table.measure == "last":
             assert config.run.last_rounds, cell
     names = {(cell.name, cell.of, cell.round) for cell in table.cells}
