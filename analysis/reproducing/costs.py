@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import yaml
+
 from fedray.config import Config, load
 from fedray.results.runs import RecordedRun, read_run
 from fedray.tracking.folder import is_finished
@@ -91,7 +93,7 @@ class Costs:
         if sized.name not in self._expected:
             # reading a configuration takes milliseconds, and there are hundreds of cells that differ in nothing else
             config = sized.config({})
-            row = self._measured.get(f"{cell.file.parent.name}/{cell.file.stem}")
+            row = next(filter(None, map(self._measured.get, _names(cell.file))), None)
             hours = math.nan
             if row is not None:
                 cohort = config.train.cohort_size or config.data.clients
@@ -100,6 +102,15 @@ class Costs:
                 hours = of_round * cohort / float(row["cohort"]) * steps
             self._expected[sized.name] = hours, config.rounds
         return self._expected[sized.name]
+
+
+@cache
+def _names(file: Path) -> tuple[str, ...]:
+    """Returns the names by which ``costs.csv`` may know the experiment of a file: its own, and those of the experiments
+    that it extends, which are read otherwise but take as long."""
+    extended = yaml.safe_load(file.read_text()).get("extends") or []
+    files = [Path(name) for name in ([extended] if isinstance(extended, str) else extended)]
+    return tuple(f"{file.parent.name}/{each.stem}" for each in (file, *files) if each.parent.name != "bases")
 
 
 @cache

@@ -147,6 +147,16 @@ def test_cost_follows_the_runs_that_have_ended(mine, processes, slowness):
     assert cost.hours == pytest.approx(6 * 0.5 * slowness)
 
 
+def test_cost_of_another_reading(mine):
+    """An experiment that was not measured takes as long as the one that it extends."""
+    folder = mine / "experiments/paper"
+    (folder / "other.yaml").write_text("extends: [small.yaml]\ntrain.lr: 0.1\n")
+    table = {"title": "T", "measure": "final", "seeds": 2, "rows": ["fedavg"]}
+    table |= {"columns": {"a": {"experiment": "paper/other"}}}
+    (folder / "published/other.yaml").write_text(yaml.safe_dump(table))
+    assert Costs(mine / "runs", []).of(read_table("paper/other").cells, 2).hours == pytest.approx(2 * 0.5)
+
+
 def test_cost_of_local_epochs(mine):
     """Epochs are compared with those of the experiment's file, because the steps of an epoch are not known."""
     experiment = EXPERIMENT | {"train": {"cohort_size": 3, "local_epochs": 5, "lr": 0.05}}
