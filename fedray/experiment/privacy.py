@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
@@ -15,6 +15,9 @@ from fedray.privacy import Accountant, Mechanism
 from fedray.privacy.accountant import noise_for
 from fedray.privacy.mechanism import FIRST_CLIP
 from fedray.selection import Selection
+
+COSTLY = 1.25
+"""If adapting the length of clipping makes the noise of updates larger by more than this factor, a line says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +74,19 @@ def privacy_of(
     assert noise is not None
     adaptive = asked.clip is None if asked.adaptive is None else asked.adaptive
     mechanism = Mechanism(noise, asked.clip or FIRST_CLIP, adaptive, cohort, counted, config.run.seed)
-    if adaptive and counted < mechanism.least_cohort:
-        raise UserError(
-            f"privacy: with noise z={noise:.4g} the length of clipping can only be adaptive in cohorts of at least "
-            f"{mechanism.least_cohort} clients, and there are {counted}: set privacy.clip, or more clients or a larger "
-            "privacy.epsilon"
-        )
+    small = adaptive and counted < mechanism.least_cohort
+    why = (
+        f"with noise z={noise:.4g} the length of clipping can only be adaptive in cohorts of at least "
+        f"{mechanism.least_cohort} clients, and there are {counted}"
+    )
+    if small and asked.adaptive:
+        raise UserError(f"privacy: {why}: set privacy.clip, or more clients or a larger privacy.epsilon")
+    if small:
+        adaptive, mechanism = False, replace(mechanism, adaptive=False)
     accountant = Accountant(noise, rate, asked.delta, asked.accountant)
     notes = _notes(config, mechanism, accountant, rounds, counted, clients, (cohort, active))
+    if small:
+        notes.append(f"warning: privacy: {why}; it stays at {FIRST_CLIP:g}, and privacy.clip sets another one")
     poisson = asked.participation == "poisson"
     return Privacy(
         mechanism=mechanism,
@@ -99,6 +107,11 @@ def _notes(
     each = f"each of {clients} clients in a round with probability {accountant.rate:.4g}"
     epsilon = f"epsilon {accountant.epsilon(rounds):.4g} at delta {asked.delta:g}" if noise else "no noise"
     lines = [f"privacy: {epsilon} after {rounds} round{'' if rounds == 1 else 's'}, {each}; noise z={noise:.4g}"]
+    if mechanism.of_updates > COSTLY * noise:
+        lines.append(
+            f"warning: privacy: the noise of updates is z={mechanism.of_updates:.4g}, as a part of it is spent on "
+            f"adapting the length of clipping in cohorts of {counted} clients; a fixed privacy.clip spends none"
+        )
     if (counted, clients) != simulated:
         lines.append(
             f"warning: privacy: {simulated[0]} of {simulated[1]} clients are simulated, with the noise and epsilon of "

@@ -298,6 +298,24 @@ def test_fixed_cohorts_have_a_line(tmp_path):
     assert set(made.metrics.cohort_size) == {5}
 
 
+def test_epsilon_and_delta_are_enough_in_small_cohorts(tmp_path):
+    """S can't be adaptive with so few clients: it is the first one in all rounds."""
+    keys = {"privacy__epsilon": 8.0, "privacy__delta": 1e-5}
+    with pytest.warns(
+        FedrayWarning, match=r"at least \d+ clients, and there are 5; it stays at 0\.1, and privacy\.clip"
+    ):
+        made = run(tmp_path / "two keys", **keys)
+    assert {*made.metrics["clip_norm"]} == {0.1}
+    assert_same(made, run(tmp_path / "all keys", **keys, privacy__clip=0.1, privacy__adaptive=False))
+
+
+def test_noise_that_adapting_costs_is_said(tmp_path):
+    """z_delta = 1 / sqrt(1 / 0.45^2 - 1 / (2 * 5 / 20)^2)."""
+    assert 1 / math.sqrt(0.45**-2 - 0.5**-2) == pytest.approx(1.0324, rel=1e-4)
+    with pytest.warns(FedrayWarning, match=r"noise of updates is z=1\.032, as a part of it is spent"):
+        run(tmp_path, privacy__noise=0.45)
+
+
 class Twice(FedAvg):
     """Sends something besides its model."""
 

@@ -15,6 +15,7 @@ from fedray.cli.main import main
 from fedray.config import load, read_file
 from fedray.errors import UserError
 from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 from fedray.tuning.opening import number_of_trials, open_sweep
 from fedray.tuning.spec import known_spaces, merge_settings, read_sweeps
@@ -341,6 +342,20 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
         assert (config.train.weighting, config.model.head) == ("samples", "linear" if name == "personal" else "none")
         assert (config.train.momentum, config.train.weight_decay) == (0, of_first.train.weight_decay)
         assert config.rounds * (config.train.local_steps or 0) == of_first.rounds * (of_first.train.local_steps or 0)
+
+
+TWO_CLASSES = "data.partition.kind=label_skew data.partition.alpha=null data.partition.classes_per_client=2"
+
+
+@pytest.mark.parametrize("keys", ["data.partition.alpha=0.5", TWO_CLASSES])
+def test_the_settings_that_the_suite_personal_names(keys):
+    assert keys in yaml.safe_load(known_suites()["personal"].read_text())["about"]
+    (spec, *_) = read_suite("personal", [*keys.split(), "tune.name=other", "data.source=sample"]).specs
+    experiment, data = resolve(load(spec.base))
+    assert spec.name == "other/fedavg"
+    if keys == TWO_CLASSES:
+        assert experiment.config.data.partition.classes_per_client == 2
+        assert all(len({*data.y[data.client(client)].tolist()}) == 2 for client in range(data.clients))
 
 
 def test_a_suite_has_no_algorithm_of_its_own(tmp_path):
