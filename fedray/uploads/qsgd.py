@@ -28,7 +28,9 @@ class QSGD(Rounding):
         length = squared_norms(numbers[None])[0].sqrt().float()
         if not length > 0:
             return numbers
-        level = (numbers.abs() / length * self.levels + drawn).floor()
+        # the sum of a level and a number from 0 to 1 needs more digits than float32 has
+        exact = numbers.abs().double() / length * self.levels + drawn
+        level = exact.floor().clamp(max=self.levels).float()
         return numbers.sign() * (length * level / self.levels)
 
     def bytes_of(self, numbers: int) -> float:

@@ -25,8 +25,9 @@ class Quantize(Rounding):
         step = (greatest - least) / (2**self.bits - 1)
         if not step > 0:
             return numbers
-        level = ((numbers - least) / step + drawn).floor().clamp(max=2**self.bits - 1)
-        found: Tensor = least + level * step
+        # the sum of a level and a number from 0 to 1 needs more digits than float32 has
+        exact = (numbers - least).double() / step + drawn
+        found: Tensor = least + exact.floor().clamp(max=2**self.bits - 1).float() * step
         return found
 
     def bytes_of(self, numbers: int) -> float:

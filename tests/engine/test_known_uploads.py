@@ -181,6 +181,15 @@ def test_qsgd_sends_levels(levels, length):
     assert (np.sign(sent) * np.sign(rows) >= 0).all()
 
 
+@pytest.mark.parametrize("step", [{"qsgd": 4096}, {"qsgd": 65535}, {"quantize": 16}])
+def test_the_last_level_is_never_passed(step):
+    """Not with the largest of the numbers that are drawn either, which float32 can't add to a level without rounding
+    it up."""
+    (made,) = steps_of([step])
+    numbers, drawn = torch.tensor([0.7, 0.0]), torch.full((2,), 1 - 2**-24)
+    assert made.rounded(numbers, drawn).tolist() == numbers.tolist()
+
+
 @pytest.mark.parametrize("bits", [1, 3, 16])
 def test_quantize_sends_points_of_a_grid(bits):
     sent, _ = applied({"quantize": bits})
