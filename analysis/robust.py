@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,21 @@ def cell(values: pd.Series[float]) -> str:
     return ", ".join(filter(None, [with_interval(known, 1), diverged]))
 
 
+def strengths() -> str:
+    """What the rules are told and how strong the attacks are, from :data:`RULES` and :data:`ATTACKS`."""
+    rules = {rule: {key: value for key, value in keys.items() if key != "kind"} for rule, keys in RULES.items()}
+    told, strong = (
+        ", ".join(f"`{name}` with {key} = {value:g}" for name, keys in of.items() for key, value in keys.items())
+        for of in (rules, ATTACKS)
+    )
+    return f"Rules: {told}. Attacks: {strong}. All else has its default."
+
+
 def report(runs: pd.DataFrame, folder: Path) -> None:
     """Writes the tables and the picture of all ``runs``."""
     seeds = ", ".join(map(str, sorted(runs["seed"].unique())))
-    lines = ["# Robust rules under attacks\n", f"{SETTING} Seeds {seeds}; `python analysis/robust.py OUTPUT`.\n"]
+    setting = f"{SETTING} {strengths()} Seeds {seeds}; `python analysis/robust.py OUTPUT`."
+    lines = ["# Robust rules under attacks\n", textwrap.fill(setting, 120) + "\n"]
     for world in WORLDS:
         how = "samples are alike" if world == "alike" else "have mixtures of classes (Dirichlet, alpha 0.5)"
         lines.append(f"## Clients whose {how}\n" if world == "alike" else f"## Clients that {how}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ from fedray.experiment.first_checks import check_first
 from fedray.stepping import Stepper
 from fedray.tracking.progress import Display
 from fedray.tracking.result import RunResult
-from fedray.util.arguments import check_objects, override_texts
+from fedray.usercode.extensions import Entry, is_object, recorded_name
+from fedray.util.arguments import as_text, check_objects, list_of, override_texts
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
     from fedray.core.task import Loss
     from fedray.core.transform import Transform
+    from fedray.core.upload import UploadStep
     from fedray.engine.callbacks import Callback, Report
     from fedray.experiment.custom import CustomObjects
+    from fedray.robust import Attack, Rule
+    from fedray.selection import Selection
+
+NAMED_BY = {"sampling": "train.sampling", "aggregation": "train.aggregation.kind", "attack": "attack.kind"}
+"""The arguments of :func:`simulate` that are an object or its class, each with the key that records its name."""
 
 
 def simulate(
@@ -40,6 +46,10 @@ def simulate(
     metrics: Mapping[str, Loss] | None = None,
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
+    upload: Sequence[Entry | UploadStep | type[UploadStep] | Callable[..., Any]] | None = None,
+    sampling: Selection | type[Selection] | None = None,
+    aggregation: Rule | type[Rule] | None = None,
+    attack: Attack | type[Attack] | None = None,
     callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
     overrides: Iterable[str] = (),
     verbose: bool = False,
@@ -75,6 +85,14 @@ def simulate(
             It gets inputs as they are stored, before they are scaled, and is used in training only.
         algorithm: For ``algorithm.name``: a subclass of :class:`fedray.algorithms.Algorithm`, which may be defined in a
             notebook. Its hyper-parameters are the keys ``algorithm.*``.
+        upload: For ``train.upload``: a list of steps, such as ``[{"topk": 0.1}, Half()]``. A step is an entry as in the
+            configuration, a :class:`fedray.UploadStep`, or a function of rows ``[C, parameters]`` and a
+            :class:`fedray.UploadRows`. A class is made without arguments.
+        sampling: For ``train.sampling``: a :class:`fedray.selection.Selection`, or its class.
+        aggregation: For ``train.aggregation.kind``: a :class:`fedray.robust.Rule`, or its class, whose arguments are
+            ``train.aggregation.options``.
+        attack: For ``attack.kind``: a :class:`fedray.robust.Attack`, or its class, whose arguments are
+            ``attack.options``. It needs ``attack.fraction``.
         callbacks: Functions that get a :class:`fedray.Report` after every round, and objects with the methods of
             :class:`fedray.Callback`, in addition to those of ``run.callbacks``. They are called in this process. The
             next round waits for them, and the run ends if one returns true.
@@ -96,8 +114,10 @@ def simulate(
         print(result.summary["final"])
     """
     settings, custom = checked(
-        config, overrides, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
-    )
+        config, overrides, data, test, client_column, label_column,
+        model=model, loss=loss, metrics=metrics, transform=transform, algorithm=algorithm,
+        upload=upload, sampling=sampling, aggregation=aggregation, attack=attack,
+    )  # fmt: skip
     return run_experiment(settings, custom, callbacks, display or Display(quiet=not verbose, warn=PythonWarnings()))
 
 
@@ -108,25 +128,17 @@ def checked(
     test: Any,
     client_column: str | None,
     label_column: str,
-    model: nn.Module | Callable[..., nn.Module] | None,
-    loss: Loss | None,
-    metrics: Mapping[str, Loss] | None,
-    transform: Transform | None,
-    algorithm: type[Algorithm] | None,
+    **objects: Any,
 ) -> tuple[Config, Callable[[], CustomObjects]]:
-    """Checks the arguments of :func:`simulate`. Returns the configuration, and a function that collects the objects
-    that the user passed. Raises :class:`UserError` if something is wrong that can be seen without the data."""
-    check_objects(data, loss, metrics)
-    named, algorithm = handed_over(algorithm)
+    """Checks the arguments of :func:`simulate`, of which ``objects`` are those from ``model`` to ``attack``, by name.
+    Returns the configuration, and a function that collects the objects that the user passed. Raises
+    :class:`UserError` if something is wrong that can be seen without the data."""
+    named, objects = handed_over(data, objects)
     settings = _settings(config, [*override_texts(overrides), *named])
     if data is None and test is not None:
         raise UserError("test=... needs data=... too")
-    objects = {"data": data, "model": model, "loss": loss, "metrics": metrics, "transform": transform}
-    objects["algorithm"] = algorithm
-    check_first(settings, [name for name, each in objects.items() if each is not None])
-    return settings, partial(
-        custom_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
-    )
+    check_first(settings, names_of(data, objects))
+    return settings, partial(custom_objects, settings, data, test, client_column, label_column, **objects)
 
 
 def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides: list[str]) -> Config:
@@ -140,44 +152,59 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides:
     return load(config.model_dump(mode="json", exclude_unset=True), overrides) if overrides else config
 
 
-def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
-    """Makes the configuration name the algorithm that a user passed to :func:`simulate` or :func:`fedray.tune` as a
-    class, ``algorithm``. It is None if the user passed none.
+def handed_over(data: Any, objects: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Makes the configuration name the algorithm, the steps of uploads, the selection, the rule and the attack that a
+    user passed to :func:`simulate` or :func:`fedray.tune`.
+
+    Args:
+        data: The argument of this name.
+        objects: The arguments of :func:`simulate` from ``model`` to ``attack``, by name. Those that were not passed are
+            None.
 
     Returns:
-        Two values. The first is a list with an override of the configuration, ``algorithm.name=...``, or an empty list
-        if ``algorithm`` is None. The second is the class if it is user-defined, and otherwise None: a class that comes
-        with fedray is found by its name.
+        Two values. The first is a list with overrides of the configuration, such as ``algorithm.name=...``. The second
+        are the objects that the user passed. One for which its name says everything, such as a class of an algorithm
+        that comes with fedray, is left out.
 
     Raises:
-        UserError: ``algorithm`` is not a subclass of :class:`Algorithm`.
+        UserError: An object is not what it is taken for.
     """
-    if algorithm is None:
-        return [], None
-    # imported here because it loads torch, which should happen while Ray starts
-    from fedray.algorithms import is_known, name_of
+    objects = {name: each for name, each in objects.items() if each is not None}
+    check_objects(data, objects.get("loss"), objects.get("metrics"))
+    named: dict[str, Any] = {}
+    if "algorithm" in objects:
+        # imported here because it loads torch, which should happen while Ray starts
+        from fedray.algorithms import is_known, name_of
 
-    return [f"algorithm.name={json.dumps(name_of(algorithm))}"], None if is_known(algorithm) else algorithm
+        named["algorithm.name"] = name_of(objects["algorithm"])
+        if is_known(objects["algorithm"]):
+            del objects["algorithm"]
+    if "upload" in objects:
+        example = "upload= takes a list of steps, as in [{'clip': 1.0}, Half()]"
+        steps = objects["upload"] = list_of(object, objects["upload"], example)
+        named["train.upload"] = [recorded_name(step) if is_object(step) else step for step in steps]
+        if not any(map(is_object, steps)):
+            del objects["upload"]
+    for name, key in NAMED_BY.items():
+        if name in objects and not is_object(objects[name]):
+            raise UserError(f"{name}= takes the object itself, not {objects[name]!r}: {key} names one")
+        named |= {key: recorded_name(objects[name])} if name in objects else {}
+    return [f"{key}={as_text(value, key)}" for key, value in named.items()], objects
+
+
+def names_of(data: Any, objects: Mapping[str, Any]) -> list[str]:
+    """Returns the names of what a user passed: ``data``, unless it is None, and ``objects``."""
+    return [*([] if data is None else ["data"]), *objects]
 
 
 def custom_objects(
-    settings: Config,
-    data: Any,
-    test: Any,
-    client_column: str | None,
-    label_column: str,
-    model: nn.Module | Callable[..., nn.Module] | None,
-    loss: Loss | None,
-    metrics: Mapping[str, Loss] | None,
-    transform: Transform | None = None,
-    algorithm: type[Algorithm] | None = None,
+    settings: Config, data: Any, test: Any, client_column: str | None, label_column: str, **objects: Any
 ) -> CustomObjects:
     """Collects the objects that a user passed to :func:`simulate` in one :class:`CustomObjects`, with which the
     experiment is then made.
 
     The arguments after ``settings``, the configuration, are those of :func:`simulate`. ``data`` and ``test`` become one
-    :class:`Source`, which is read and scaled as ``settings`` says. Objects that were not passed are None in the result,
-    or an empty dict for ``metrics``.
+    :class:`Source`, which is read and scaled as ``settings`` says. Objects that were not passed are left out, or None.
     """
     from fedray.experiment.custom import CustomObjects
 
@@ -190,7 +217,7 @@ def custom_objects(
             data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
             settings.data.access, settings.data.image_size,
         )  # fmt: skip
-    return CustomObjects(source, model, loss, metrics or {}, transform, algorithm)
+    return CustomObjects(source, **{name: each for name, each in objects.items() if each is not None})
 
 
 def run_experiment(

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
     from fedray.core.task import Loss
     from fedray.core.transform import Transform
+    from fedray.core.upload import UploadStep
     from fedray.experiment.experiment import Experiment
+    from fedray.robust import Attack, Rule
+    from fedray.selection import Selection
+    from fedray.usercode.extensions import Entry
 
 
 class Simulation:
@@ -63,6 +67,10 @@ class Simulation:
         metrics: Mapping[str, Loss] | None = None,
         transform: Transform | None = None,
         algorithm: type[Algorithm] | None = None,
+        upload: Sequence[Entry | UploadStep | type[UploadStep] | Callable[..., Any]] | None = None,
+        sampling: Selection | type[Selection] | None = None,
+        aggregation: Rule | type[Rule] | None = None,
+        attack: Attack | type[Attack] | None = None,
         callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
         overrides: Iterable[str] = (),
         keep_clients: Sequence[int] | bool = False,
@@ -70,8 +78,10 @@ class Simulation:
         display: Display | None = None,
     ) -> None:
         settings, custom = checked(
-            config, overrides, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
-        )
+            config, overrides, data, test, client_column, label_column,
+            model=model, loss=loss, metrics=metrics, transform=transform, algorithm=algorithm,
+            upload=upload, sampling=sampling, aggregation=aggregation, attack=attack,
+        )  # fmt: skip
         self._keep = _clients(keep_clients, "keep_clients")
         self._say = display or Display(quiet=not verbose, warn=PythonWarnings())
         watching = Callbacks.of(settings.run, callbacks, self._say.say)

@@ -36,7 +36,9 @@ ADAM = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 """The values that null stands for in the options of the optimizers adam and adamw. torch has the same defaults."""
 
 
-Given = Literal["data", "model", "loss", "metrics", "transform", "algorithm"]
+Given = Literal[
+    "data", "model", "loss", "metrics", "transform", "algorithm", "upload", "sampling", "aggregation", "attack"
+]  # fmt: skip
 """The kinds of custom objects, which a user passes from Python instead of naming them in the configuration."""
 
 

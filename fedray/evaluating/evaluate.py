@@ -101,7 +101,9 @@ def evaluate(
         raise UserError(f"--features must be a whole number of at least 0, not {features!r}")
     handed_over = [name for name, each in objects.items() if each is not None]
     request = request_of(place_of(target), base, override_texts(overrides), handed_over, split)
-    own = custom_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
+    own = custom_objects(
+        request.config, data, test, client_column, label_column, model=model, loss=loss, metrics=metrics
+    )
     experiment, federated = resolve(request.config, own)
     return _evaluate(request, experiment, federated, own, split, int(features), say or PythonWarnings())
 

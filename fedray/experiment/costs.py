@@ -59,7 +59,8 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
                 algorithm, experiment, others = chosen.algorithm, chosen, data
             else:
                 algorithm, (experiment, others) = cls(), resolved_with(name, cls)
-                named_uploads(config.model_copy(update={"algorithm": type(config.algorithm)(name=name)}), algorithm)
+                with_name = config.model_copy(update={"algorithm": type(config.algorithm)(name=name)})
+                named_uploads(with_name, algorithm, custom)
         except UserError as error:
             left_out[name] = str(error)
             continue

@@ -55,6 +55,10 @@ def inputs_of(
     code |= robust.user_code if robust is not None else {}
     if type(selection) not in SELECTIONS.values():
         code["code of train.sampling"] = selection
+    # their options are not in the configuration, even if their class comes with fedray
+    passed = ("code of train.sampling", "rule of train.aggregation", "attack")
+    things = (custom.sampling, custom.aggregation, custom.attack)
+    code |= {name: thing for name, thing in zip(passed, things, strict=True) if thing is not None}
     if model.make.head is not None:
         code["code of the head"] = model.make.head
     made_by = find_model(model.name) if custom.model is None else custom.model

@@ -1,4 +1,5 @@
-"""Makes the objects that a config names in ``task.loss``, ``task.metrics``, ``train.upload`` and ``train.sampling``."""
+"""Makes the objects that a config names in ``task.loss``, ``task.metrics``, ``train.upload`` and ``train.sampling``, or
+that the user has passed in their place."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
+from fedray.config.section import in_message
 from fedray.core.task import LOSSES
 from fedray.core.upload import UploadStep
 from fedray.errors import UserError
@@ -14,7 +16,7 @@ from fedray.experiment.custom import CustomObjects
 from fedray.selection import SELECTIONS, Selection
 from fedray.selection.selection import check_declared
 from fedray.uploads import STEPS
-from fedray.usercode.extensions import Entry, check_entry, make
+from fedray.usercode.extensions import Entry, check_entry, is_object, make
 
 
 def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
@@ -33,15 +35,16 @@ def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
     return replace(custom, loss=loss, metrics=metrics)
 
 
-def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...]:
-    """Makes the steps that ``train.upload`` names, and returns them in their order. A step is a function that is
-    applied to clients' uploads, such as clipping.
+def named_uploads(config: Config, algorithm: Algorithm, custom: CustomObjects) -> tuple[UploadStep, ...]:
+    """Makes the steps that ``train.upload`` names, or those that ``custom`` has in their place, and returns them in
+    their order. A step is a function that is applied to clients' uploads, such as clipping.
 
     Some steps store values of each client from round to round. They need an algorithm that has only one phase, that is,
     whose clients send their uploads once in a round. Raises :class:`UserError` if the algorithm has several phases, if
     its clients send numbers about their uploads or something else than updates, or if a step can't be made.
     """
-    steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
+    entries = config.train.upload if custom.upload is None else custom.upload
+    steps = tuple(_callable(entry, "train.upload") for entry in entries)
     if steps and algorithm.sends_numbers:
         raise UserError(
             f"train.upload: clients of {config.algorithm.name} send numbers besides models and vectors, such as "
@@ -70,23 +73,30 @@ def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...
     return steps
 
 
-def selection_name(entry: Entry) -> str:
+def selection_name(entry: Entry | Selection | type[Selection]) -> str:
     """Returns the name of the selection that ``entry``, the value of ``train.sampling``, names, such as
     ``power_of_choice``. Raises :class:`UserError` if there is none."""
     return check_entry(entry, "train.sampling", SELECTIONS, "kind")
 
 
-def named_selection(entry: Entry) -> Selection:
-    """Makes the selection that ``entry``, the value of ``train.sampling``, names. Raises :class:`UserError` if that is
-    not possible."""
+def chosen_selection(config: Config, custom: CustomObjects) -> Selection:
+    """Makes the selection of a run: the one that the user has passed, if ``custom`` has one, or else the one that
+    ``train.sampling`` names. Raises :class:`UserError` if that is not possible."""
+    return named_selection(config.train.sampling if custom.sampling is None else custom.sampling)
+
+
+def named_selection(entry: Entry | Selection | type[Selection]) -> Selection:
+    """Makes the selection that ``entry``, the value of ``train.sampling``, names, or the selection or class
+    ``entry``. Raises :class:`UserError` if that is not possible."""
     found = make(entry, "train.sampling", SELECTIONS, "kind")
     check_declared(found, f"train.sampling={selection_name(entry)}")
     selection: Selection = found
     return selection
 
 
-def _callable(entry: Entry, key: str) -> Any:
+def _callable(entry: Any, key: str) -> Any:
     found = make(entry, key, STEPS if key == "train.upload" else LOSSES)
     if not callable(found):
-        raise UserError(f"{key}: {entry} must be a function or a class of such, not {type(found).__name__}")
+        shown = in_message(entry) if is_object(entry) else entry
+        raise UserError(f"{key}: {shown} must be a function or a class of such, not {type(found).__name__}")
     return found

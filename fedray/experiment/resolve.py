@@ -24,7 +24,7 @@ from fedray.experiment.experiment import Experiment
 from fedray.experiment.first_checks import check_custom
 from fedray.experiment.inputs import inputs_of
 from fedray.experiment.model import ModelStage, model_stage
-from fedray.experiment.named import named_selection, named_uploads, with_named
+from fedray.experiment.named import chosen_selection, named_uploads, with_named
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.privacy import Privacy, privacy_of
 from fedray.experiment.recorded import check_reached
@@ -69,14 +69,14 @@ def resolve(
     # checked before the data are read, which may take long
     if custom.model is None:
         find_model(config.model.name)
-    named, upload = with_named(config, custom), named_uploads(config, algorithm)
-    selection = named_selection(config.train.sampling)
+    named, upload = with_named(config, custom), named_uploads(config, algorithm, custom)
+    selection = chosen_selection(config, custom)
     data = data_stage(config, custom, algorithm, map_all)
     training = training_stage(config, custom, algorithm, selection, data.data)
     model = model_stage(config, named, head, data.data, training)
     system = system_stage(config, data.data, training, model, selection, upload)
     execution = execution_stage(config, around, data, training, model)
-    robust = robust_of(config, algorithm, data.data, training.cohort_size, model.task.kind)
+    robust = robust_of(config, custom, algorithm, data.data, training.cohort_size, model.task.kind)
     privacy = privacy_of(
         config, algorithm, selection, model.statistics, training.cohort_size, data.data.active, training.rounds
     )

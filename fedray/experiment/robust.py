@@ -15,12 +15,13 @@ from fedray.core.local_training import Poison
 from fedray.core.seeds import Purpose, stream
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.permissions import require
 from fedray.experiment.stage import Stage
 from fedray.gradients.known_code import is_of_known
 from fedray.robust import ATTACKS, RULES, Attack, AttackedRun, Rule
 from fedray.robust.attackers import Attackers
-from fedray.usercode.extensions import find, instance
+from fedray.usercode.extensions import check_entry, find, instance, is_object
 from fedray.usercode.importing import as_user_error
 
 RULE, ATTACK = "train.aggregation.kind", "attack.kind"
@@ -56,12 +57,15 @@ class Robust(Stage):
         return {name: cls for name, cls in classes.items() if not is_of_known(cls)}
 
 
-def robust_of(config: Config, algorithm: Algorithm, data: FederatedData, cohort: int, task: str) -> Robust | None:
+def robust_of(
+    config: Config, custom: CustomObjects, algorithm: Algorithm, data: FederatedData, cohort: int, task: str
+) -> Robust | None:
     """Returns what ``train.aggregation`` and ``attack`` ask for, or None if they ask for nothing: the server then gets
     sums alone.
 
     Args:
         config: The configuration.
+        custom: The user's objects, among which may be a rule and an attack.
         algorithm: The algorithm of the run.
         data: The clients' samples.
         cohort: The size of a cohort.
@@ -74,7 +78,7 @@ def robust_of(config: Config, algorithm: Algorithm, data: FederatedData, cohort:
     if asked.kind == "mean" and config.attack.kind is None:
         return None
     _check_algorithm(config, algorithm)
-    rule = rule_of(asked)
+    rule = rule_of(asked, custom.aggregation)
     _check_cohort(rule, config, cohort)
     notes = []
     if config.train.weighting != "auto" and not rule.weighs:
@@ -84,24 +88,28 @@ def robust_of(config: Config, algorithm: Algorithm, data: FederatedData, cohort:
         )
     attackers = None
     if config.attack.kind is not None:
-        attackers = _attackers(config, config.attack.kind, data, task)
+        attackers = _attackers(config, custom.attack, data, task)
         number = len(attackers.clients)
         notes.append(f"attack: {number} of {data.active} clients are Byzantine ({config.attack.kind})")
     return Robust(rule=rule, attackers=attackers, settings={}, notes=tuple(notes))
 
 
-def rule_of(asked: AggregationConfig) -> Rule:
-    """Returns the rule that ``train.aggregation`` asks for. Raises :class:`UserError` if it can't be made."""
-    return _made(asked.kind, asked.arguments, RULE, RULES, Rule)
+def rule_of(asked: AggregationConfig, given: Rule | type[Rule] | None = None) -> Rule:
+    """Returns the rule that ``train.aggregation`` asks for, or the one that the user has passed in its place,
+    ``given``. Raises :class:`UserError` if it can't be made."""
+    return _made(asked.kind if given is None else given, asked.arguments, RULE, RULES, Rule)
 
 
-def _made(kind: str, arguments: Mapping[str, Any], key: str, known: Mapping[str, Any], base: type[Base]) -> Base:
-    """Returns the rule or attack that ``key`` names as ``kind``: one of ``known``, or a user-defined one. Raises
-    :class:`UserError` if it is no subclass of ``base``, or can't be made with these ``arguments``."""
+def _made(kind: Any, arguments: Mapping[str, Any], key: str, known: Mapping[str, Any], base: type[Base]) -> Base:
+    """Returns the rule or attack that ``key`` names as ``kind``: one of ``known``, or a user-defined one; or the object
+    ``kind`` that was passed in its place. Raises :class:`UserError` if it is no subclass of ``base`` or an instance of
+    one, or can't be made with these ``arguments``."""
     found = find(kind, key, known)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    cls = type(found) if is_object(kind) and not isinstance(found, type) else found
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
-        raise UserError(f"{key}={kind} must be a subclass of fedray.robust.{base.__name__}, not {what}")
+        name = check_entry(kind, key, known)
+        raise UserError(f"{key}={name} must be a subclass of fedray.robust.{base.__name__}, not {what}")
     made: Base = instance(kind, key, known, options=arguments)
     return made
 
@@ -120,13 +128,15 @@ def _check_cohort(rule: Rule, config: Config, cohort: int) -> None:
         )
 
 
-def _attackers(config: Config, kind: str, data: FederatedData, task: str) -> Attackers:
-    """Draws the Byzantine clients by ``run.seed``, and returns them with the attack ``kind``, which is prepared."""
-    seed, fraction = config.run.seed, config.attack.fraction
+def _attackers(config: Config, given: Attack | type[Attack] | None, data: FederatedData, task: str) -> Attackers:
+    """Draws the Byzantine clients by ``run.seed``, and returns them with the attack, which is prepared: the one that
+    ``attack.kind`` names, or the one that the user has passed in its place, ``given``."""
+    seed, kind, fraction = config.run.seed, config.attack.kind, config.attack.fraction
+    assert kind is not None
     assert fraction is not None
     present = np.flatnonzero(data.sizes())
     drawn = stream(seed, Purpose.ATTACK).choice(present, round(fraction * len(present)), replace=False)
-    attack = _made(kind, config.attack.arguments, ATTACK, ATTACKS, Attack)
+    attack = _made(kind if given is None else given, config.attack.arguments, ATTACK, ATTACKS, Attack)
     with as_user_error(f"{ATTACK}={kind}: prepare() failed"):
         attack.prepare(AttackedRun(data, task, config.data.augment, seed, kind))
     return Attackers(attack, frozenset(drawn.tolist()), seed)

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.api import custom_objects, handed_over
+from fedray.api import custom_objects, handed_over, names_of
 from fedray.config import load
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
@@ -19,7 +19,7 @@ from fedray.loggers import prepare
 from fedray.remote.fetching import as_path
 from fedray.tuning.spec import SweepSpec, check_together, merge_settings, read_sweeps
 from fedray.tuning.view import View
-from fedray.util.arguments import callbacks_of, check_objects, override_texts
+from fedray.util.arguments import callbacks_of, override_texts
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ def tune(
     metrics: Mapping[str, Any] | None = None,
     transform: Any = None,
     algorithm: type[Algorithm] | None = None,
+    upload: Sequence[Any] | None = None,
+    sampling: Any = None,
+    aggregation: Any = None,
+    attack: Any = None,
     callbacks: Sequence[Any] = (),
     retry_failed: bool = False,
     verbose: bool = False,
@@ -107,7 +111,7 @@ def tune(
         client_column, label_column: If the data are a table, the columns with the clients and with the targets.
         model: A class or function that makes the model, with other initial weights for each seed (``tune.seeds``); or a
             module, whose weights are the initial weights for all seeds.
-        loss, metrics, transform, algorithm: As in :func:`fedray.simulate`.
+        loss, metrics, transform, algorithm, upload, sampling, aggregation, attack: As in :func:`fedray.simulate`.
         callbacks: Callbacks for every run of every trial, as in :func:`fedray.simulate`. Each process that runs trials
             has its own copy of them.
         retry_failed: Whether trials that failed in an earlier call run once more.
@@ -127,14 +131,13 @@ def tune(
         (result,) = fedray.tune({"base": {"data.source": "sample"}, "spaces": {"wide": space}}, ["tune.trials=20"])
     """
     view = view or View(quiet=not verbose, warn=PythonWarnings())
-    check_objects(data, loss, metrics)
     callbacks = callbacks_of(callbacks)
-    named, algorithm = handed_over(algorithm)
+    objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}
+    objects |= {"upload": upload, "sampling": sampling, "aggregation": aggregation, "attack": attack}
+    named, objects = handed_over(data, objects)
     specs = read_sweeps(space, [*override_texts(overrides), *named])
     check_together(specs)
-    objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}
-    there = [name for name, each in {"data": data, **objects}.items() if each is not None]
-    check_first(load(specs[0].base), there)
+    check_first(load(specs[0].base), names_of(data, objects))
     with start_ray(specs, view) as start:
         custom = load_custom(specs[0], data, test, client_column, label_column, **objects)
         custom = replace(custom, callbacks=tuple(callbacks))
@@ -165,7 +168,7 @@ def load_custom(
 
     The data set is ``data`` and ``test``, or, if ``data`` is None, the source that the configuration of ``spec`` names.
     In a table, ``client_column`` and ``label_column`` are the columns with the clients and with the targets.
-    ``objects`` are the arguments ``model``, ``loss``, ``metrics``, ``transform`` and ``algorithm`` of :func:`tune`.
+    ``objects`` are the arguments of :func:`tune` from ``model`` to ``attack``, by name.
     Raises :class:`UserError` if there is ``test`` without ``data``, or if the data can't be loaded.
     """
     from fedray.data.sources.source import source_of
@@ -173,7 +176,6 @@ def load_custom(
     if data is None and test is not None:
         raise UserError("tune(test=...) needs data=... too")
     config = load(spec.base)
-    objects = {"model": None, "loss": None, "metrics": None, **objects}
     custom = custom_objects(config, data, test, client_column, label_column, **objects)
     return custom if data is not None else replace(custom, source=source_of(config.data, config.task), preloaded=True)
 

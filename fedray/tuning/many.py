@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.api import custom_objects, handed_over
+from fedray.api import custom_objects, handed_over, names_of
 from fedray.config import Config, flat, load, plain
 from fedray.errors import UserError
 from fedray.experiment.first_checks import check_first
 from fedray.tuning.planned import Made, Planned, Watcher, make_runs, named_data
 from fedray.tuning.planned_view import RunsView
 from fedray.usercode.importing import short_name
-from fedray.util.arguments import callbacks_of, check_objects, override_texts, whole_number
+from fedray.util.arguments import as_text, callbacks_of, override_texts, whole_number
 from fedray.util.uris import below, is_uri
 from fedray.warning import PythonWarnings
 
@@ -81,6 +80,10 @@ def simulate_many(
     metrics: Mapping[str, Any] | None = None,
     transform: Any = None,
     algorithm: type[Algorithm] | None = None,
+    upload: Sequence[Any] | None = None,
+    sampling: Any = None,
+    aggregation: Any = None,
+    attack: Any = None,
     callbacks: Sequence[Any] = (),
     most: int | None = None,
     verbose: bool = False,
@@ -97,8 +100,8 @@ def simulate_many(
         seeds: How many seeds, which are ``run.seed`` and those that follow; or a list of them.
         over: Keys of the configuration, dotted, with the values of each. There is a run for each combination.
         overrides: Texts ``key=value`` that replace keys of ``config``.
-        data, test, client_column, label_column, model, loss, metrics, transform, algorithm: As in
-            :func:`fedray.simulate`, for all runs.
+        data, test, client_column, label_column, model, loss, metrics, transform, algorithm, upload, sampling,
+            aggregation, attack: As in :func:`fedray.simulate`, for all runs.
         callbacks: Callbacks for every run. Each process that makes runs has its own copy of them.
         most: How many runs are made at the same time, at most.
         verbose: Whether to show the progress.
@@ -107,18 +110,17 @@ def simulate_many(
     Raises:
         fedray.UserError: One of the runs is not possible as it was asked for. None has begun then.
     """
-    check_objects(data, loss, metrics)
     callbacks = callbacks_of(callbacks)
-    named, algorithm = handed_over(algorithm)
-    place, planned, runs = product(config, seeds, over or {}, [*override_texts(overrides), *named])
     objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}
-    there = [name for name, each in {"data": data, **objects}.items() if each is not None]
+    objects |= {"upload": upload, "sampling": sampling, "aggregation": aggregation, "attack": attack}
+    named, objects = handed_over(data, objects)
+    place, planned, runs = product(config, seeds, over or {}, [*override_texts(overrides), *named])
     if data is None and test is not None:
         raise UserError("test=... needs data=... too")
     if most is not None:
         whole_number(most, "most")
     passed = custom_objects(load(planned[0].settings), None, None, None, label_column, **objects)
-    _check(planned, there, passed)
+    _check(planned, names_of(data, objects), passed)
 
     def custom(settings: Mapping[str, Any]) -> CustomObjects:
         found = custom_objects(load(settings), data, test, client_column, label_column, **objects)
@@ -138,12 +140,16 @@ def simulate_many(
 def _check(planned: Sequence[Planned], there: Sequence[str], custom: CustomObjects) -> None:
     """Raises :class:`UserError` for what can be seen to be wrong with a run before any data are read."""
     from fedray.experiment.algorithm import choose_algorithm
+    from fedray.experiment.named import chosen_selection, named_uploads
+    from fedray.experiment.robust import rule_of
 
     for run in planned:
         with _within(run.folder):
             config = load(run.settings)
             check_first(config, there)
-            choose_algorithm(config, custom)
+            named_uploads(config, choose_algorithm(config, custom), custom)
+            chosen_selection(config, custom)
+            rule_of(config.train.aggregation, custom.aggregation)
             if config.run.resume is False:
                 raise UserError("run.resume=false: give another run.name, or remove the folder of the runs")
 
@@ -175,7 +181,7 @@ def product(
         if name in runs:
             raise UserError(f"over: {runs[name]} and {chosen} have the same name, {name}: give one of them only")
         with _within(name):
-            texts = [f"{key}={_as_text(key, value)}" for key, value in chosen.items()]
+            texts = [f"{key}={as_text(value, f'over: {key}')}" for key, value in chosen.items()]
             settings = load(config, [*overrides, *texts])
         runs[name] = chosen
         asked = _asked(settings)
@@ -224,15 +230,6 @@ def _axes(
     if not found["run.seed"]:
         raise UserError("seeds: give at least one")
     return found
-
-
-def _as_text(key: str, value: Any) -> str:
-    """Returns a value as it is written on a command line."""
-    try:
-        # numbers of NumPy
-        return json.dumps(value.item() if hasattr(value, "item") else value)
-    except TypeError:
-        raise UserError(f"over: {key} has a value of the type {type(value).__name__}, which no file can hold") from None
 
 
 def _short_keys(axes: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,6 @@ from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
-from fedray.core.transform import SeededTransform
 from fedray.engine.environment import user_import_path
 from fedray.engine.machines.leftovers import SCRATCH
 from fedray.engine.ray.engine import ship_user_code
@@ -267,7 +266,7 @@ def run_trials(
         Interrupted: ``stopping`` was set, and the trials have stopped.
         Exception: Whatever ``source`` raises.
     """
-    _ship(custom)
+    ship_user_code(custom.code)
     with (
         _scratch() as scratch,
         _tune_settings(max_concurrent_trials),
@@ -297,13 +296,6 @@ def run_trials(
         ).fit()
         if stopper.error is not None:
             raise stopper.error
-
-
-def _ship(custom: CustomObjects) -> None:
-    """Makes Ray send the code of the user's objects to the processes of the trials."""
-    changes = () if custom.transform is None else SeededTransform(custom.transform).code
-    from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values(), *custom.callbacks)
-    ship_user_code([thing for thing in from_user if thing is not None])
 
 
 @contextlib.contextmanager

@@ -1,8 +1,13 @@
-"""Finds the objects that a config names, whether they come with fedray or are user-defined."""
+"""Finds the objects that a config names, whether they come with fedray or are user-defined.
+
+Where a config has a name, a call from Python may have the object itself.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -21,12 +26,27 @@ BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 """The kinds of parameters that an option can be."""
 
 
-def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, label: str = "name") -> str:
+def is_object(entry: Any) -> bool:
+    """Returns whether ``entry`` is an object that was passed from Python, and no entry of a config."""
+    return not isinstance(entry, (str, Mapping))
+
+
+def recorded_name(thing: Any) -> str:
+    """Returns the name under which a config records an object that was passed from Python: that of the function, the
+    class, or the class of the instance, with its module, such as ``__main__:Half``."""
+    named = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
+    module = getattr(named, "__module__", None) or "builtins"
+    # a module of a file or a lambda may have a name that no import could have
+    return ":".join((re.sub(r"[^\w.]", "_", module), re.sub(r"\W", "_", named.__name__)))
+
+
+def check_entry(entry: Any, key: str, known: Mapping[str, Any] = NOTHING, label: str = "name") -> str:
     """Checks, without importing anything, whether the value of a config's key properly names an object, such as a
     model. Returns the name.
 
     Args:
-        entry: The value: a name, or a mapping with the key ``name`` and options.
+        entry: The value: a name, or a mapping with the key ``name`` and options; or the object itself, which is not
+            checked, and whose name is the recorded one (:func:`recorded_name`).
         key: The config's key, for messages.
         known: The objects that come with fedray, by name.
         label: The key of the mapping that has the name, if that is not ``name``.
@@ -36,6 +56,8 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, labe
             (``file.py:Name`` or ``module:Name``), or the object's file can't be read.
     """
     name, _, _ = _parts(entry, known, label)
+    if is_object(entry):
+        return recorded_name(entry)
     if not isinstance(name, str):
         raise UserError(f"{key}: {entry} must have the key {label}, as in {{{label}: file.py:Name, option: 1}}")
     if is_user_defined(name):
@@ -45,11 +67,12 @@ def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, labe
     return name
 
 
-def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
+def find(name: Any, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
     """Returns the object that a config names: one that comes with fedray, or a user-defined one, which is imported.
 
     Args:
-        name: The name in the config: a key of ``known``, or ``file.py:Name`` or ``module:Name``.
+        name: The name in the config: a key of ``known``, or ``file.py:Name`` or ``module:Name``. An object that was
+            passed from Python is returned.
         key: The config's key, for messages.
         known: The objects that come with fedray, by name.
 
@@ -57,14 +80,17 @@ def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
         UserError: There is no such object, or importing its module fails.
     """
     check_entry(name, key, known)
+    if is_object(name):
+        return name
     return import_object(name, key) if is_user_defined(name) else known[name]
 
 
-def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, label: str = "name") -> Any:
+def make(entry: Any, key: str, known: Mapping[str, Any] = NOTHING, label: str = "name") -> Any:
     """Returns the object that a config names. If it is a class, an instance is made with the options in the config.
 
     Args:
-        entry: The name, as in :func:`find`, or a mapping with the key ``name`` and options for a class.
+        entry: The name, as in :func:`find`, or a mapping with the key ``name`` and options for a class; or the object
+            itself. An object that is no class is copied, so that a run does not change what the next one gets.
         key: The config's key, for messages.
         known: The objects that come with fedray, by name.
         label: The key of a mapping that has the name, if that is not ``name``.
@@ -73,27 +99,28 @@ def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING, label: str 
         UserError: There is no such object, the class can't be instantiated with these options, or options are given for
             an object that is no class.
     """
-    name = check_entry(entry, key, known, label)
-    _, first, options = _parts(entry, known, label)
+    check_entry(entry, key, known, label)
+    name, first, options = _parts(entry, known, label)
     return instance(name, key, known, first, options)
 
 
 def instance(
-    name: str,
+    name: Any,
     key: str,
     known: Mapping[str, Any] = NOTHING,
     first: Sequence[Any] = (),
     options: Mapping[str, Any] = NOTHING,
 ) -> Any:
-    """Returns the object of the ``name`` in a config, as :func:`make` does. If it is a class, its instance gets the
-    arguments ``first`` by position and ``options`` by name."""
-    found = find(name, key, known)
+    """Returns the object of the ``name`` in a config, or a copy of the object itself, as :func:`make` does. If it is a
+    class, its instance gets the arguments ``first`` by position and ``options`` by name."""
+    found, what = find(name, key, known), f"{key}={check_entry(name, key, known)}"
     if not isinstance(found, type):
         if options or first:
-            raise UserError(f"{key}={name}: only a class takes options, such as {next(iter(options or first))}")
-        return found
-    _check_options(found, first, options, f"{key}={name}")
-    with as_user_error(f"{key}={name} can't be made"):
+            raise UserError(f"{what}: only a class takes options, such as {next(iter(options or first))}")
+        with as_user_error(f"{what} can't be copied"):
+            return copy.deepcopy(found) if is_object(name) else found
+    _check_options(found, first, options, what)
+    with as_user_error(f"{what} can't be made"):
         return found(*first, **options)
 
 
@@ -114,10 +141,10 @@ def _check_options(cls: type, first: Sequence[Any], options: Mapping[str, Any], 
         raise UserError(f"{what} needs the option{'s' if len(missing) > 1 else ''} {' and '.join(missing)}")
 
 
-def _parts(entry: Entry, known: Mapping[str, Any], label: str = "name") -> tuple[Any, list[Any], Mapping[str, Any]]:
+def _parts(entry: Any, known: Mapping[str, Any], label: str = "name") -> tuple[Any, list[Any], Mapping[str, Any]]:
     """Returns the name in an entry, and what the class of that name gets, by position and by name. The name is None if
     there is none."""
-    if isinstance(entry, str):
+    if isinstance(entry, str) or is_object(entry):
         return entry, [], {}
     if label not in entry and len(entry) == 1 and (name := next(iter(entry))) in known:
         (value,) = entry.values()

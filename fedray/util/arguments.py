@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -55,6 +56,16 @@ def check_objects(data: Any, loss: Any, metrics: Any) -> None:
     for name, metric in (metrics or {}).items():
         if not callable(metric):
             raise UserError(f"metric {name!r} must be a function of outputs and targets, not {metric!r}")
+
+
+def as_text(value: Any, key: str) -> str:
+    """Returns a value from Python as it is written on a command line. Raises :class:`UserError`, whose message begins
+    with ``key``, if no file can hold it."""
+    try:
+        # numbers of NumPy
+        return json.dumps(value, default=lambda each: each.item())
+    except (AttributeError, TypeError, ValueError):
+        raise UserError(f"{key} has a value of the type {type(value).__name__}, which no file can hold") from None
 
 
 def callbacks_of(callbacks: Any) -> list[Any]:

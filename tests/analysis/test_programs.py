@@ -75,3 +75,10 @@ def test_diverged_runs_are_counted_beside_the_mean(program):
     assert robust.cell(pd.Series([0.5, np.nan, 0.52])) == "50.0, 52.0, 1 of 3 diverged"
     assert robust.cell(pd.Series([np.nan, np.nan])) == "2 of 2 diverged"
     assert robust.cell(pd.Series([0.5, 0.5, 0.5])) == "50.0 ± 0.0"
+
+
+def test_the_page_of_robust_rules_says_how_strong_attacks_are(program):
+    robust = program("robust")
+    assert "`centered_clip` with tau = 0.3. Attacks: `sign_flip` with scale = 5, `noise`" in robust.strengths()
+    page = (ANALYSIS / "results/robust/robust.md").read_text()
+    assert f"{robust.SETTING} {robust.strengths()} Seeds 1, 2, 3; " in " ".join(page.split())

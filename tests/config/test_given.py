@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from ray import cloudpickle
 from torch import nn
 
 import fedray
@@ -19,8 +22,12 @@ from fedray.algorithms.fedprox import FedProx
 from fedray.cli.main import main
 from fedray.cli.rerun import rerun
 from fedray.config import Given, load
+from fedray.core.upload import UploadRows
 from fedray.experiment.custom import CustomObjects
+from fedray.experiment.permissions import allows
 from fedray.results.runs import RecordedRun, read_run
+from fedray.robust import Attack, AttackedRows, Rule
+from fedray.selection import Chosen, Known, Selection
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.result import RunResult
 
@@ -37,35 +44,67 @@ def rolled(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([row.roll(int(torch.randint(5, ())), -1) for row in x])
 
 
+def halved(rows: torch.Tensor, upload: UploadRows) -> torch.Tensor:
+    return rows / 2
+
+
+class Spread(Selection):
+    """Takes every other client."""
+
+    def choose(self, known: Known) -> Chosen:
+        order = np.argsort(np.arange(len(known.ids)) % 2, kind="stable")
+        return Chosen(known.ids[np.sort(order[: known.count])])
+
+
+class First(Rule):
+    def __call__(self, rows: torch.Tensor, weights: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+        return rows[:3].mean(dim=0)
+
+
+class Opposite(Attack):
+    def upload(self, rows: torch.Tensor, sent: AttackedRows) -> torch.Tensor:
+        return -rows
+
+
 NOTEBOOK = """
 from fedray.algorithms import parameter
 from fedray.algorithms.fedavg import FedAvg
+from fedray.selection.uniform import Uniform
 
 FACTOR = {factor}
 
 class Keep(FedAvg):
+    allows_aggregation = True
+
     class Hyper(FedAvg.Hyper):
         mu: float = parameter(0.5, "how much of the way is kept", ge=0)
 
     def server_update(self, server, phase, sums, scalars):
         x = server["x"]
         server["x"] = x + FACTOR * self.hyper.mu * (sums["y"] - x)
+
+class Even(Uniform):
+    uniform = True
 """
 
 
-def in_a_notebook(factor: float = 1.0) -> type[Algorithm]:
+def in_a_notebook(factor: float = 1.0, name: str = "Keep") -> Any:
     """Returns a class as a notebook's cell defines it: in ``__main__``, where no other process finds it."""
     cell: dict[str, Any] = {"__name__": "__main__"}
     exec(NOTEBOOK.format(factor=factor), cell)
-    return cell["Keep"]
+    return cell[name]
 
 
 GIVEN: dict[str, Any] = {
     "data": lambda: small_source(), "model": lambda: made, "loss": lambda: margin, "metrics": lambda: {"gap": margin},
-    "transform": lambda: rolled, "algorithm": in_a_notebook,
+    "transform": lambda: rolled, "algorithm": in_a_notebook, "upload": lambda: [{"clip": 5.0}, halved],
+    "sampling": Spread, "aggregation": lambda: First, "attack": Opposite,
 }  # fmt: skip
 
-ALL = [*([name] for name in GIVEN), [*GIVEN]]
+PARTS = ["upload", "sampling", "aggregation", "attack"]
+"""What test_given_parts.py looks at one by one."""
+
+ALL = [*([name] for name in GIVEN if name not in PARTS), PARTS, [*GIVEN]]
 
 
 def settings(folder: Path, given: list[str], **keys: Any) -> dict[str, Any]:
@@ -73,6 +112,10 @@ def settings(folder: Path, given: list[str], **keys: Any) -> dict[str, Any]:
     config = {**SETTINGS, "run.output": str(folder / "runs"), "run.name": "run", "run.rounds": 3, **changed}
     if "model" in given:
         config = {key: value for key, value in config.items() if not key.startswith("model.")}
+    if {"upload", "aggregation", "attack"} & {*given} and "algorithm" not in given:
+        config["algorithm.name"] = "fedavg"
+    if "attack" in given:
+        config["attack.fraction"] = 0.3
     if "data" not in given:
         config["data.source"] = "sample"
     return config
@@ -88,8 +131,8 @@ def test_everything_that_is_handed_over_has_a_name_in_the_configuration():
     assert sorted(arguments) == sorted(get_args(Given)) == sorted(GIVEN)
     everything = {name: GIVEN[name]() for name in GIVEN}
     assert sorted(CustomObjects(everything.pop("data"), **everything).names) == sorted(GIVEN)
-    tuned = [name for name in inspect.signature(fedray.tune).parameters if name in GIVEN]
-    assert sorted(tuned) == sorted(GIVEN)
+    for call in (fedray.tune, fedray.simulate_many, fedray.Simulation):
+        assert sorted(name for name in inspect.signature(call).parameters if name in GIVEN) == sorted(GIVEN)
 
 
 @pytest.mark.parametrize("given", ALL, ids="-".join)
@@ -128,6 +171,16 @@ def test_an_algorithm_of_a_notebook(tmp_path):
                           algorithm=in_a_notebook())  # fmt: skip
     assert by_default.folder.name == "Keep-small"
     assert by_default.summary["model_sha256"] != result.summary["model_sha256"]
+
+
+def test_what_a_class_allows_travels_to_the_processes_of_a_sweep(monkeypatch):
+    data = cloudpickle.dumps(CustomObjects(algorithm=in_a_notebook(), sampling=in_a_notebook(name="Even")()))
+    # in another process there are no classes that could be found again
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    there = pickle.loads(data)
+    assert allows(there.algorithm, "allows_aggregation")
+    assert allows(type(there.sampling), "uniform")
+    assert not allows(there.algorithm, "allows_private")
 
 
 def test_changed_code_is_another_run(tmp_path):
@@ -175,15 +228,17 @@ def test_what_is_no_class_of_an_algorithm(algorithm):
 
 @pytest.mark.slow
 def test_on_ray_and_in_a_sweep(tmp_path, ray_cluster):
-    local = run(tmp_path / "local", ["data", "algorithm"])
-    on_ray = run(tmp_path / "ray", ["data", "algorithm"], engine__kind="ray", engine__actors=2, engine__vectorize=False)
+    given = ["data", "algorithm", *PARTS]
+    local = run(tmp_path / "local", given)
+    on_ray = run(tmp_path / "ray", given, engine__kind="ray", engine__actors=2, engine__vectorize=False)
     assert_same(local, on_ray)
-    base = {key: value for key, value in settings(tmp_path, ["data"]).items() if not key.startswith(("run.", "engine"))}
+    base = {key: value for key, value in settings(tmp_path, given).items() if not key.startswith(("run.", "engine"))}
     space = {"base": {**base, "run.rounds": 2}, "spaces": {"all": {"algorithm.mu": {"grid": [0.25, 0.5]}}}}
     asked = ["tune.sampler=grid", f"tune.output={tmp_path}", "tune.name=s", "tune.max_concurrent_trials=2"]
-    (result,) = fedray.tune(space, asked, data=small_source(), algorithm=in_a_notebook())
+    objects = {name: GIVEN[name]() for name in given}
+    (result,) = fedray.tune(space, asked, **objects)
     assert result.trials["state"].tolist() == ["complete"] * 2
     (best,) = result.best
-    assert sorted(load(best).run.given) == ["algorithm", "data"]
+    assert sorted(load(best).run.given) == sorted(given)
     with pytest.raises(UserError, match=r"holds another sweep \(code of the algorithm differs\)"):
-        fedray.tune(space, asked, data=small_source(), algorithm=in_a_notebook(factor=2.0))
+        fedray.tune(space, asked, **{**objects, "algorithm": in_a_notebook(factor=2.0)})

@@ -36,6 +36,7 @@ TRIED = (
     "change = v2.Compose",
     "class Heavy", "class Median", "class FedPer", "def rings", "def focal", "class Lines", "class Clip",
     "class AroundMedian", "class Processes(", "class Struggling", "PoolContract", "@hydra.main",
+    "BertWordPieceTokenizer()",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -165,6 +166,15 @@ def test_own_algorithm(tmp_path: Path, name: str, text: str, setting: str) -> No
     (tmp_path / file).write_text(code)
     settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=4"]
     assert "completed after 2 rounds" in run(tmp_path, "run", f"algorithm.name={file}:{name}", setting, *settings)
+
+
+@pytest.mark.slow
+def test_a_model_made_from_a_configuration(tmp_path: Path) -> None:
+    run(tmp_path, "-c", block("BertWordPieceTokenizer()"))
+    (words,) = [words for words in fedray_commands() if "model.name=transformers:small-bert" in words]
+    printed = run(tmp_path, *words, "engine.kind=local")
+    assert "15,490 parameters" in printed
+    assert "completed after 5 rounds, accuracy 1.0000" in printed
 
 
 @pytest.mark.slow

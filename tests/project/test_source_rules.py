@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from layers import LAYERS
 
 import fedray
+from fedray.algorithms import known_algorithms
+from fedray.robust import ATTACKS, RULES
+from fedray.selection import SELECTIONS
+from fedray.uploads import STEPS
 
 PACKAGE = Path(fedray.__file__).parent
 
+
+SHORT = (
+    "fedper", "lg_fedavg", "fedrep", "fedbn", "fedbabu", "ditto", "pfedme", "apfl", "perfedavg", "fednova", "fedexp",
+    "fedsam", "qfedavg", "ifca", "fedproto",
+)  # fmt: skip
+"""The algorithms whose files have at most :data:`LINES` lines of code, as selections, steps, rules and attacks have."""
+
+LINES = 40
 
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
@@ -191,3 +205,32 @@ def test_an_installation_holds_every_module_and_file():
         held |= {path for pattern in patterns for path in PACKAGE.parent.joinpath(*package.split(".")).glob(pattern)}
     beside = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".md")}
     assert beside <= held
+
+
+def lines_of_code(source: str) -> int:
+    """Returns how many lines of a file are code: all but blank lines, comments, docstrings and imports."""
+    tree = ast.parse(source)
+    left_out = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) or is_text(node)]
+    lines = {number for number, line in enumerate(source.splitlines(), 1) if line.split("#")[0].strip()}
+    lines -= {number for node in left_out for number in range(node.lineno, node.end_lineno + 1)}
+    return len(lines)
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def methods() -> list[type[Any]]:
+    found = {**SELECTIONS, **STEPS, **RULES, **ATTACKS}
+    return [*(known_algorithms()[name] for name in SHORT), *found.values()]
+
+
+@pytest.mark.parametrize("method", methods(), ids=lambda cls: cls.__name__)
+def test_a_method_is_a_short_file(method):
+    assert 3 <= lines_of_code(Path(inspect.getfile(method)).read_text()) <= LINES
+
+
+def test_only_code_is_counted():
+    source = '''"""A module."""\n\nimport os\nfrom a import (\n    b,\n)\n\n# why\n\n
+def f(x):  # how\n    """What\n    it does."""\n    return [\n        x,\n    ]\n'''
+    assert lines_of_code(source) == 4
