@@ -80,6 +80,13 @@ BESIDE_A_RULE: dict[str, dict[str, Any]] = {
         "model.private": ["layers.1"], "train.upload": [{"clip": 0.5}, {"topk": 0.3}],
     },
     "quantised uploads": {"train.upload": [{"qsgd": 4}]},
+    "drawn numbers, rounded, and clients by their samples": {
+        "train.upload": [{"randk": 0.3}, {"quantize": 4}], "train.sampling": "weighted",
+    },
+    "signs alone, and clients in turn": {"train.upload": ["sign"], "train.sampling": "cyclic"},
+    "noise on uploads, and a bound on their lengths": {
+        "train.upload": [{"clip": 0.5}, {"noise": 0.1}], "train.aggregation": {"kind": "norm_bound", "norm": 0.3},
+    },
     "power of choice": {"train.sampling": {"kind": "power_of_choice", "candidates": 7}},
     "power of choice cached": {"train.sampling": {"kind": "power_of_choice", "candidates": 7, "cached": True}},
     "oort": {"train.sampling": "oort"},
@@ -91,6 +98,19 @@ BESIDE_A_RULE: dict[str, dict[str, Any]] = {
     },
     "a rule by weights, and attackers that know the others": {
         "train.aggregation": {"kind": "geometric_median"}, "attack": {"kind": "alie", "fraction": 0.3},
+    },
+    "a median, and noise in place of updates": {
+        "train.aggregation": {"kind": "median"}, "attack": {"kind": "noise", "fraction": 0.2, "scale": 0.1},
+    },
+    "a trimmed mean, and the mean turned round": {
+        "train.aggregation": {"kind": "trimmed_mean", "b": 1}, "attack": {"kind": "ipm", "fraction": 0.3},
+    },
+    "one upload of all, and a backdoor": {
+        "train.aggregation": {"kind": "krum", "f": 1}, "attack": {"kind": "backdoor", "fraction": 0.2},
+        "data.source": "sample", "train.local_epochs": None, "train.local_steps": 20,
+    },
+    "two rules one after the other": {
+        "train.aggregation": {"kind": "bulyan", "f": 1}, "train.cohort_size": 7,
     },
     "privacy": {"privacy.noise": 0.4, "privacy.clip": 0.5, "privacy.adaptive": True},
 }  # fmt: skip

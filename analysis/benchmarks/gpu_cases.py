@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import time
@@ -68,9 +69,15 @@ SHAPES = {
 }  # fmt: skip
 TEXTS = {"shakespeare_lstm": ("one", 80), "stackoverflow_lstm": ("tokens", 10_004)}
 SMALL = ("logistic", "mlp", "lenet5", "ghbm_cnn")
+PERSONAL: Settings = {"run.personal_models_of": "all"}
 
 ALGORITHMS: dict[str, Settings] = {
-    **{name: {"algorithm.name": name} for name in ("fedavg", "scaffold", "fedtrip", "ghbm", "fedhbm", "pfedmo")},
+    **{
+        name: {"algorithm.name": name}
+        for name in ("fedavg", "scaffold", "fedtrip", "ghbm", "fedhbm", "pfedmo", "fedsam")
+    },
+    **{name: {"algorithm.name": name, **PERSONAL} for name in ("fedper", "fedrep", "fedproto")},
+    "fedbn": {"algorithm.name": "fedbn", "model.name": "resnet20", **PERSONAL},
     **{name: {"algorithm.name": name, "train.lr": 0.001} for name in ("moon", "fedsiam_da")},
     "clipped": {"train.grad_clip": 0.5},
     "momentum": {"train.momentum": 0.9, "train.nesterov": True, "train.weight_decay": 0.01},
@@ -79,7 +86,7 @@ ALGORITHMS: dict[str, Settings] = {
     "tf32": {"train.precision": "tf32"},
     "bf16": {"train.precision": "bf16"},
 }
-"""With GHBM's CNN, epochs, and clients whose sizes differ."""
+"""With GHBM's CNN but for FedBN, which needs norms, epochs, and clients whose sizes differ."""
 
 
 def model_cases(names: list[str]) -> dict[str, Case]:
@@ -110,7 +117,8 @@ def algorithm_cases() -> dict[str, Case]:
 
 
 def outcome(case: Case, way: str, device: str) -> dict[str, Any]:
-    """Makes one run, and returns its sha256, whether its bits are promised, and its seconds; or its error."""
+    """Makes one run, and returns the sha256 of its model and of the personal models that it saves, whether its bits are
+    promised, and its seconds; or its error."""
     began = time.perf_counter()
     try:
         found = _outcome(case, way, device)
@@ -134,8 +142,11 @@ def _outcome(case: Case, way: str, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = simulate({**settings, "run.output": folder}, data=(x, y, owner), test=(x[few], y[few]))
         summary = result.summary
+        sha256 = summary["model_sha256"]
+        if personal := sorted((result.folder / "personal").glob("*.safetensors")):
+            sha256 = hashlib.sha256(sha256.encode() + b"".join(path.read_bytes() for path in personal)).hexdigest()
     return {
-        "sha256": summary["model_sha256"], "promised": summary["machine"]["bits_promised"],
+        "sha256": sha256, "promised": summary["machine"]["bits_promised"],
         "status": summary["status"],
     }  # fmt: skip
 

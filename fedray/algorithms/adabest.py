@@ -30,6 +30,7 @@ class AdaBest(FedAvg):
     ``mu_scaling: fedsim`` divides mu by the number of mini-batches in an epoch, as the authors' code does.
     """
 
+    allows_aggregation = True
     paper = "Varno et al., ECCV 2022"
     assumes_plain_sgd = True
     client_state = ("h",)

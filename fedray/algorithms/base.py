@@ -126,13 +126,14 @@ class Algorithm:
     private_from: int = 1
     """The round from which ``private`` layers are private. Before, they are shared as all others, and clients that take
     part begin with what this has left at the server."""
-    allows_private: ClassVar[bool] = False
+    allows_private: bool = False
     """Whether the rule is right if some layers are private (``model.private``): clients use no vectors of the server,
-    in which these layers are missing. A subclass has to say it again."""
-    allows_aggregation: ClassVar[bool] = False
+    in which these layers are missing. A subclass has to say it again. ``__init__`` may take it back for some
+    hyper-parameters."""
+    allows_aggregation: bool = False
     """Whether :meth:`server_update` is also right if something else takes the place of the means of uploads
     (``train.aggregation``), and uses nothing else of single clients, such as their sizes (``privacy``). A subclass has
-    to say it again."""
+    to say it again. ``__init__`` may take it back for some hyper-parameters."""
     asynchronous: ClassVar[bool] = False
     """Whether :meth:`server_update` is also right for uploads of clients that began with different models, of which it
     gets the mean as a difference from the server's model of now (``system.mode=buffered``). A subclass does not inherit

@@ -23,6 +23,8 @@ class FedMom(FedAvg):
     weights of the cohort sum to 1, and eta is 1 by default.
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Huo et al. 2020, arXiv 2002.02090"
     uses_server_lr = False
 

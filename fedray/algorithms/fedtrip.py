@@ -38,6 +38,8 @@ class FedTrip(FedAvg):
     never``).
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Li et al., IPDPS 2023"
     client_state = ("w",)
     work = Work(per_step=4)

@@ -31,6 +31,7 @@ class GHBM(FedAvg):
     = 0 is that of the authors' code.
     """
 
+    allows_aggregation = True
     paper = "Zaccone et al., TMLR 2025"
     any_optimizer = False
     assumes_plain_sgd = True
@@ -74,6 +75,11 @@ class _OwnWindow(FedAvg):
 
     any_optimizer = False
 
+    def __init__(self, hyper: base.Hyper | None = None) -> None:
+        super().__init__(hyper)
+        # by the size of the cohort a client's update would tell who else takes part
+        self.allows_aggregation = self.hyper.scale != "participation"
+
     def scale(self, client: ClientPhase) -> Tensor | float:
         """Returns the factor s_i of each client's momentum: one over the number of rounds since it last took part,
         ``[C, 1]``, or, with ``scale: participation``, the number of clients in the cohort divided by the number of all
@@ -98,6 +104,7 @@ class LocalGHBM(_OwnWindow):
     """
 
     name = "local_ghbm"
+    allows_aggregation = True
     paper = "Zaccone et al., TMLR 2025"
     assumes_plain_sgd = True
     needs_received = True
@@ -132,6 +139,7 @@ class FedHBM(_OwnWindow):
     is 1 / max(1, r - 1), unless ``scale`` is ``participation``.
     """
 
+    allows_aggregation = True
     paper = "Zaccone et al., TMLR 2025"
     assumes_plain_sgd = True
     client_state = ("a",)

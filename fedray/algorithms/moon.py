@@ -33,6 +33,8 @@ class Moon(FedAvg):
     model that is drawn for the client, as in the authors' code (``init``); or from the received model x^r (``global``).
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Li, He, Song, CVPR 2021"
     needs_head = "projection"
 

@@ -26,6 +26,8 @@ class PFedMe(Algorithm):
     of the clients' optimizer. The personal model is the last theta_i; a client that never took part has x^r.
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Dinh et al., NeurIPS 2020"
     client_models = ("theta",)
     uses_server_lr = False
@@ -58,12 +60,12 @@ class PFedMe(Algorithm):
         return carry.update(w=w.moved(w - theta, -client.lr * lam).with_buffers_of(theta))
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        return Result({"w": Upload.weighted_mean(carry["w"])}, state={"theta": carry["theta"]})
+        return Result({"y": Upload.weighted_mean(carry["w"])}, state={"theta": carry["theta"]})
 
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        server["x"] = server["x"].lerp(sums["w"], self.hyper.beta)
+        server["x"] = server["x"].lerp(sums["y"], self.hyper.beta)
 
     def personal_model(self, client: ClientPhase) -> Model:
         return Model.where(client.known, client.state["theta"], client.start("x"))

@@ -26,6 +26,8 @@ class SlowMo(FedAvg):
     and sent to the cohort (``average``).
     """
 
+    allows_aggregation = True
+    allows_private = True
     paper = "Wang et al., ICLR 2020"
     uses_server_lr = False
 
@@ -42,6 +44,8 @@ class SlowMo(FedAvg):
         if self.hyper.buffer == "maintain":
             self.client_state = ("b",)
         elif self.hyper.buffer == "average":
+            # the server averages buffers too, and private layers are missing in them
+            self.allows_aggregation = self.allows_private = False
             self.traffic = Traffic(vectors_down=1, vectors_up=1)
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:

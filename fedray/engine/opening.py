@@ -27,7 +27,9 @@ from fedray.engine.state.states import StateFolder
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
+from fedray.experiment.named import selection_name
 from fedray.experiment.resolve import dump
+from fedray.selection import NOTED
 from fedray.tracking.failure import write_failure
 from fedray.tracking.folder import LOCAL, FoundRun, RunFolder
 from fedray.tracking.recorder import Recorder
@@ -220,5 +222,13 @@ def _last_checkpoint(
         raise UserError(
             f"the checkpoint of round {saved.round} in {folder.path} lacks the model of round {min(missing)}, as "
             "another version of fedray wrote it: use run.resume=false to start over"
+        )
+    noted = [name for name in experiment.selection.columns if name in NOTED]
+    # nothing is noted of clients before one has taken part
+    if saved.record["last_round"] and (lost := [name for name in noted if name not in saved.record["table"]]):
+        raise UserError(
+            f"the checkpoint of round {saved.round} in {folder.path} does not know clients' {lost[0]}, by which "
+            f"train.sampling={selection_name(experiment.config.train.sampling)} chooses, as another version of fedray "
+            "wrote it: go on with that version, or use run.resume=false to start over"
         )
     return saved

@@ -17,7 +17,7 @@ from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import CANDIDATES
 from fedray.experiment.cohorts import chosen_of, known_of
 from fedray.experiment.experiment import Experiment
-from fedray.selection import LOSS, SECONDS, UTILITY, Chosen, Losses
+from fedray.selection import LOSS, ROOT_MEAN_SQUARE, SECONDS, Chosen, Losses
 from fedray.system.clock import Asked
 
 
@@ -46,12 +46,11 @@ class ClientChoice:
     def note_losses(self) -> None:
         """Notes the losses of the model that the cohort of this round receives, if later choices need them."""
         cohort = self.state.server.cohort
-        if UTILITY not in self.columns or not cohort.ids:
+        if ROOT_MEAN_SQUARE not in self.columns or not cohort.ids:
             return
-        ids = np.array(cohort.ids)
-        utilities = self.state.sizes[ids] * self._losses(ids).root_mean_square
-        utilities[np.isinf(utilities)] = np.nan
-        self._note(UTILITY, dict(zip(cohort.ids, utilities.tolist(), strict=True)))
+        found = self._losses(np.array(cohort.ids)).root_mean_square
+        found[np.isinf(found)] = np.nan
+        self._note(ROOT_MEAN_SQUARE, dict(zip(cohort.ids, found.tolist(), strict=True)))
 
     def note_training(self, losses: Mapping[int, float | None], asked: Asked | None) -> None:
         """Notes the training ``losses`` of a round's clients, None for those that took no gradient, and how long the

@@ -19,8 +19,11 @@ def allows(cls: type, permission: str) -> bool:
 def require(algorithm: Algorithm, name: str, permission: str, key: str, what: str) -> None:
     """Checks that ``algorithm``, whose ``algorithm.name`` is ``name``, allows what the setting ``key`` needs: that
     ``what``, such as "its rule is right with private layers". Raises :class:`UserError` if its class does not have the
-    ``permission``."""
-    if not allows(type(algorithm), permission):
+    ``permission``, or takes it back for these hyper-parameters."""
+    is_able = allows(type(algorithm), permission)
+    if is_able and not getattr(algorithm, permission):
+        raise UserError(f"{key}: algorithm.name={name} does not say with these hyper-parameters that {what}")
+    if not is_able:
         able = sorted(known for known, cls in known_algorithms().items() if allows(cls, permission))
         raise UserError(
             f"{key}: algorithm.name={name} does not say that {what} ({permission} = True); these do: {', '.join(able)}"

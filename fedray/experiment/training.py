@@ -21,7 +21,7 @@ from fedray.experiment.algorithm import misspelt_methods
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.named import selection_name
 from fedray.experiment.stage import Stage, defaults_for_nulls, under
-from fedray.selection import SECONDS, UTILITY, Selection
+from fedray.selection import ROOT_MEAN_SQUARE, SECONDS, Selection
 from fedray.tracking.costs import mean_load
 from fedray.usercode.importing import as_user_error, home_of, import_object
 
@@ -131,7 +131,7 @@ def _check_selection(config: Config, selection: Selection, cohort: int, active: 
     where, system = f"train.sampling={selection_name(config.train.sampling)}", config.system
     if SECONDS in selection.columns and not system.is_on:
         raise UserError(f"{where}: seconds are those of the virtual clock, and there is none (system.*)")
-    if algorithm.several_models and (selection.asks or UTILITY in selection.columns):
+    if algorithm.several_models and (selection.asks or ROOT_MEAN_SQUARE in selection.columns):
         raise UserError(f"{where} goes by losses of one model, and {config.algorithm.name} has several")
     count = whole_units_up(cohort * system.over_select)
     with as_user_error(f"{where} can't choose {count} of {active} clients"):

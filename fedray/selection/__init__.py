@@ -4,7 +4,7 @@ configuration gives them; and what one of yours is made of."""
 from __future__ import annotations
 
 from fedray.selection.cyclic import Cyclic
-from fedray.selection.known import LOSS, SECONDS, UTILITY, Known, Losses
+from fedray.selection.known import LOSS, NOTED, ROOT_MEAN_SQUARE, SECONDS, Known, Losses
 from fedray.selection.oort import Oort
 from fedray.selection.power_of_choice import PowerOfChoice
 from fedray.selection.selection import Chosen, Selection
@@ -15,4 +15,4 @@ SELECTIONS: dict[str, type[Selection]] = {
     "uniform": Uniform, "cyclic": Cyclic, "weighted": Weighted, "power_of_choice": PowerOfChoice, "oort": Oort,
 }  # fmt: skip
 
-__all__ = ["LOSS", "SECONDS", "SELECTIONS", "UTILITY", "Chosen", "Known", "Losses", "Selection"]
+__all__ = ["LOSS", "NOTED", "ROOT_MEAN_SQUARE", "SECONDS", "SELECTIONS", "Chosen", "Known", "Losses", "Selection"]

@@ -17,14 +17,14 @@ from fedray.errors import near_miss
 LOSS = "loss when it last took part"
 """The server's column with the mean of each client's training losses, a float."""
 
-UTILITY = "utility when it last took part"
-"""The server's column with n_i sqrt(mean loss^2) of each client, a float: by the losses, on its n_i samples, of the
-model that it received."""
+ROOT_MEAN_SQUARE = "root mean square of the losses when it last took part"
+"""The server's column with sqrt(mean loss^2) of each client, a float: by the losses, on all its samples, of the model
+that it received."""
 
 SECONDS = "seconds when it last took part"
 """The server's column with the virtual seconds that each client took, a float."""
 
-NOTED = (LOSS, UTILITY, SECONDS)
+NOTED = (LOSS, ROOT_MEAN_SQUARE, SECONDS)
 """The columns that fedray fills for a selection that names them (:attr:`fedray.selection.Selection.columns`)."""
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedray.selection.known import SECONDS, UTILITY, Known
+from fedray.selection.known import ROOT_MEAN_SQUARE, SECONDS, Known
 from fedray.selection.selection import Chosen, Selection
 
 
@@ -28,7 +28,7 @@ class Oort(Selection):
         if not (seconds is None or seconds > 0) or not (alpha is None or alpha >= 0):
             raise ValueError(f"seconds must be above 0 and alpha at least 0, not {seconds} and {alpha}")
         self.seconds, self.alpha = seconds, 2.0 if alpha is None else float(alpha)
-        self.columns = (UTILITY,) if seconds is None else (UTILITY, SECONDS)
+        self.columns = (ROOT_MEAN_SQUARE,) if seconds is None else (ROOT_MEAN_SQUARE, SECONDS)
 
     def choose(self, known: Known) -> Chosen:
         utilities = self.utilities(known)
@@ -47,8 +47,8 @@ class Oort(Selection):
         """Returns the utility of each client, NaN for one that never took part."""
         last = known.last_round
         # whoever has computed losses has not taken part if too few answered for a robust rule
-        losses = np.where(last > 0, known.column(UTILITY), np.nan)
-        found = losses + np.sqrt(0.1 * math.log(known.round) / np.maximum(last, 1))
+        losses: NDArray[np.float64] = np.where(last > 0, known.column(ROOT_MEAN_SQUARE), np.nan)
+        found: NDArray[np.float64] = known.sizes * losses + np.sqrt(0.1 * math.log(known.round) / np.maximum(last, 1))
         if self.seconds is not None:
             took = known.column(SECONDS)
             late = took > self.seconds

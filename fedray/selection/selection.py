@@ -44,9 +44,10 @@ class Selection:
     """The column of clients.parquet for the numbers by which clients were chosen. It begins with ``selection_``."""
 
     columns: tuple[str, ...] = ()
-    """The server's columns that the choice uses (:meth:`Known.column`). fedray fills ``LOSS``, ``UTILITY`` and
-    ``SECONDS`` of :mod:`fedray.selection` after each round, if they are named here; ``UTILITY`` takes a further pass
-    over the clients' samples, and ``SECONDS`` a virtual clock. Others are those of the algorithm."""
+    """The server's columns that the choice uses (:meth:`Known.column`). fedray fills ``LOSS``,
+    ``ROOT_MEAN_SQUARE`` and ``SECONDS`` of :mod:`fedray.selection` after each round, if they are named here;
+    ``ROOT_MEAN_SQUARE`` takes a further pass over the clients' samples, and ``SECONDS`` a virtual clock. Others are
+    those of the algorithm."""
 
     asks: int = 0
     """How many clients compute their losses before the choice, at most (:meth:`Known.losses`)."""

@@ -45,3 +45,9 @@ class TestOwnStateful(AlgorithmContract):
 class TestOwnLoss(AlgorithmContract):
     algorithm = "stateful:Contrast"
     zero = {"mu": 0.0}
+
+
+class TestGathering(AlgorithmContract):
+    """All uploads at the server, and one of another shape than the model."""
+
+    algorithm = "gathered:Gathered"

@@ -23,7 +23,9 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.cli.main import main
 from fedray.core.private import private_columns
 from fedray.core.vectors import Layout
+from fedray.gradients import recording
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.util.files import sha256_of_file
 
 PATTERNS = {"biases": ["*bias"], "everything": ["*"], "weights": ["*weight"]}
 
@@ -56,6 +58,26 @@ def test_against_reference(data, tmp_path, name, participation, vectorize):
     scores = [np.mean([accuracy(model, *own(i)) for i, model in each.personal.items()]) for each in rounds]
     expect(made.metrics["personalized_accuracy"], scores)
     expect(made.metrics["train_loss"], [np.mean(list(each.loss.values())) for each in rounds])
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbn", "fedrep"])
+def test_replayed_gradients_change_no_bit(name, tmp_path, monkeypatch):
+    """Neither of the shared layers nor of clients' own, FedBN's statistics among them."""
+    monkeypatch.setattr(recording, "FIRST", 2)
+    replays = []
+    replay = recording.replay
+    monkeypatch.setattr(recording, "replay", lambda *args: (replays.append(1), replay(*args))[1])
+    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    keys = {"model__name": None, "model__hidden": None, "run__personal_models_of": "all", "call": {"model": model}}
+    found, counts = [], []
+    for way in (False, True):
+        made = run(tmp_path / str(way), name, engine__replay=way, **keys)
+        own = {path.name: sha256_of_file(path) for path in (made.folder / "personal").glob("*.safetensors")}
+        found.append((made.summary["model_sha256"], own))
+        counts.append(len(replays))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 9
+    assert counts[0] == 0 < counts[1]
 
 
 def test_private_layers_of_another_algorithm_are_fedpers(tmp_path):

@@ -39,6 +39,13 @@ KILLED_WITH = {"pfedmo": (2,)}
 algorithms, are slow."""
 KILLED_AND_RESUMED = ("pfedmo",)
 """What is killed and resumed locally every time: states, models, and a queue of models at the server."""
+GATHERED: dict[str, dict[str, Any]] = {"all uploads at the server": {"algorithm.name": "gathered:Gathered"}}
+"""An algorithm whose server gets uploads one by one, which goes with a rule of no other."""
+
+
+def data_of(config: dict[str, Any]) -> Any:
+    """The small data set, unless ``config`` names another."""
+    return None if "data.source" in config else small_source()
 
 
 def every(quick: Iterable[str]) -> list[Any]:
@@ -82,12 +89,12 @@ def test_actors_killed_beside_the_virtual_clock(mode: str, actors: int, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2, 3])
-@pytest.mark.parametrize("settings", BESIDE_A_RULE.values(), ids=BESIDE_A_RULE)
+@pytest.mark.parametrize("settings", (BESIDE_A_RULE | GATHERED).values(), ids=BESIDE_A_RULE | GATHERED)
 def test_actors_killed_beside_what_goes_with_a_rule(
     settings: dict[str, Any], actors: int, tmp_path: Path, ray_cluster: None
 ) -> None:
     config = {**slow_rounds("fedavg"), **settings}
-    whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=data_of(config))
     assert_same(whole, killing(config, actors, tmp_path / "ray"))
 
 
@@ -121,15 +128,16 @@ def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
             timers.append(threading.Timer(report.metrics["round_seconds"] * 0.4, kill_one))
             timers[-1].start()
 
-    folder = output / f"{config['algorithm.name']}-small"
+    folder = output / "run"
     ray_config = {
         **config,
         "run.output": str(output),
+        "run.name": "run",
         "engine.kind": "ray",
         "engine.actors": actors,
         "engine.cpus_per_actor": 0.1,
     }
-    run = simulate(ray_config, data=small_source(), callbacks=[callback])
+    run = simulate(ray_config, data=data_of(config), callbacks=[callback])
     for timer in timers:
         timer.join()
     assert len(killed) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ from fedray.config import load
 from fedray.core.seeds import Purpose, stream
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
+from fedray.selection import ROOT_MEAN_SQUARE
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.util.files import sha256_of_file
 
 CHOICE = {"kind": "power_of_choice", "candidates": 5}
 SLOW = {"system__flops_per_second": {"lognormal": [1e6, 1.5]}}
@@ -159,6 +162,23 @@ def test_the_same_bits_anywhere_and_when_it_is_resumed(algorithm, sampling, tmp_
     assert_same(whole, run(tmp_path / "pickled", engine__kind="fedray.testing.pickling:PicklingPool", **keys))
     plain = run(tmp_path / "plain", **KEYS, algorithm=algorithm)
     assert not plain.clients.client.equals(whole.clients.client)
+
+
+def test_a_checkpoint_without_what_is_noted_is_refused(tmp_path):
+    """As of another version of fedray, whose numbers of clients were others."""
+    keys = KEYS | {"train__sampling": OORT, "run__name": "run"}
+    run(tmp_path, **keys | {"run__rounds": 3})
+    last = max((tmp_path / "run" / "checkpoints").glob("round-*"))
+    record, sums = (json.loads((last / name).read_text()) for name in ("record.json", "checksums.json"))
+    record["table"] = {"utility": record["table"][ROOT_MEAN_SQUARE]}
+    (last / "record.json").write_text(json.dumps(record))
+    (last / "checksums.json").write_text(json.dumps(sums | {"record.json": sha256_of_file(last / "record.json")}))
+    expected = (
+        f"checkpoint of round 3 .* does not know clients' {ROOT_MEAN_SQUARE}, by which train.sampling=oort chooses"
+    )
+    with pytest.raises(UserError, match=expected):
+        run(tmp_path, **keys)
+    assert run(tmp_path, **keys, run__resume=False).summary["rounds"] == 6
 
 
 OF_A_USER = """

@@ -84,6 +84,8 @@ CASES = {
     "clipped": {"train__grad_clip": 0.1},
     "adam": {"train__optimizer": "adam", "train__lr": 0.001},
     "equal steps": {"train__local_epochs": None, "train__local_steps": 5},
+    "fedper": {"algorithm__name": "fedper"},
+    "fedrep": {"algorithm__name": "fedrep", "algorithm__head_steps": 4},
 }
 
 

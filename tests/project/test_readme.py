@@ -34,7 +34,7 @@ TRIED = (
     "AlgorithmContract", "from fedray import tune",
     "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
     "change = v2.Compose",
-    "class Heavy", "class Median", "class FedPer", "def rings", "def focal", "class Lines", "class Clip",
+    "class Heavy", "class Median", "class Rare", "class FedPer", "def rings", "def focal", "class Lines", "class Clip",
     "class AroundMedian", "class Processes(", "class Struggling", "PoolContract", "@hydra.main",
     "BertWordPieceTokenizer()",
 )  # fmt: skip
@@ -206,7 +206,7 @@ def test_own_loss_and_metrics(tmp_path: Path) -> None:
 ADDED = {
     "heavy.py": "class Heavy", "fedper.py": "class FedPer", "rings.py": "def rings", "robust.py": "def focal",
     "logger.py": "class Lines", "sending.py": "class Clip", "byzantine.py": "class AroundMedian",
-    "processes.py": "class Processes(", "struggling.py": "class Struggling",
+    "rare.py": "class Rare", "processes.py": "class Processes(", "struggling.py": "class Struggling",
     "test_mine.py": "PoolContract",
 }  # fmt: skip
 """The files of docs/extending.md, and what tells each."""
@@ -237,6 +237,11 @@ def test_everything_of_your_own_together(added: Path) -> None:
 def test_heavy(added: Path) -> None:
     settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=4"]
     assert "completed after 2 rounds" in run(added, "run", "algorithm.name=heavy.py:Heavy", *settings)
+
+
+def test_rare(added: Path) -> None:
+    settings = ["model.name=mlp", "engine.kind=local", "run.rounds=2", "data.clients=4"]
+    assert "completed after 2 rounds" in run(added, "run", "algorithm.name=rare.py:Rare", *settings)
 
 
 def test_fedper(added: Path) -> None:

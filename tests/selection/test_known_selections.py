@@ -15,7 +15,7 @@ from fedray.core.seeds import Purpose, stream
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.named import named_selection
 from fedray.experiment.resolve import resolve
-from fedray.selection import LOSS, SECONDS, UTILITY, Known, Losses, Selection
+from fedray.selection import LOSS, ROOT_MEAN_SQUARE, SECONDS, Known, Losses, Selection
 from fedray.selection.oort import Oort
 from fedray.selection.selection import chosen_by
 from fedray.selection.uniform import Uniform
@@ -159,7 +159,7 @@ def test_who_is_drawn_by_samples_counts_once(entry, weighting):
 def oort_of(useful, number, clients=1000, count=50, took=None, **options):
     """The choice of Oort among clients of one sample each, of which those of ``useful`` have taken part in round 1 with
     the utilities that it tells."""
-    columns = {UTILITY: useful} if took is None else {UTILITY: useful, SECONDS: took}
+    columns = {ROOT_MEAN_SQUARE: useful} if took is None else {ROOT_MEAN_SQUARE: useful, SECONDS: took}
     told = known(count, number, np.arange(clients), seed=3, latest=dict.fromkeys(range(clients), 1), columns=columns)
     return Oort(**options), told
 
@@ -186,6 +186,15 @@ def test_oorts_slow_clients_count_less(alpha, expected):
     assert oort.utilities(told).tolist() == pytest.approx([nan, 8 * expected, 8, 8, nan], nan_ok=True)
 
 
+def test_oort_counts_a_clients_loss_as_often_as_it_has_samples():
+    sizes, losses = (
+        [3, 1, 4, 1, 5, 9, 2],
+        dict(zip(PRESENT.tolist(), (0.5, 2.0, 0.25, 1.0, 0.0, 3.0, 1.5), strict=True)),
+    )
+    told = known(1, 1, sizes=sizes, columns={ROOT_MEAN_SQUARE: losses}, latest=dict.fromkeys(PRESENT.tolist(), 1))
+    assert Oort().utilities(told).tolist() == [1.5, 2.0, 1.0, 1.0, 0.0, 27.0, 3.0]
+
+
 def test_who_has_computed_losses_but_never_took_part_is_new_to_oort():
-    told = known(1, 5, columns={UTILITY: {2: 3.0, 3: 3.0}}, latest={3: 5})
+    told = known(1, 5, columns={ROOT_MEAN_SQUARE: {2: 3.0, 3: 3.0}}, latest={3: 5})
     assert np.isnan(Oort().utilities(told)).tolist() == [client != 3 for client in PRESENT.tolist()]

@@ -11,7 +11,7 @@ from small_runs import run
 from fedray import UserError
 from fedray.algorithms.fedavg import FedAvg
 from fedray.errors import ClientError
-from fedray.selection import LOSS, UTILITY, Chosen, Selection
+from fedray.selection import LOSS, ROOT_MEAN_SQUARE, Chosen, Selection
 from fedray.selection.oort import Oort
 from fedray.selection.uniform import Uniform
 from fedray.testing import SelectionContract
@@ -188,7 +188,7 @@ class Subclass(Uniform):
 
 
 class Useful(Selection):
-    columns = (UTILITY,)
+    columns = (ROOT_MEAN_SQUARE,)
 
     def choose(self, known):
         return Chosen(known.draw(known.count))
