@@ -31,7 +31,7 @@ OUTCOMES = ("reproduced", "same place", "other", "not run")
 """What can become of a published number, the best first."""
 
 READING = re.compile(
-    r"_(authors|alexnet|emnist_test|signals|unit|coverage|test|ablation|variants\w*|readings\w*|gib|sent|2000)$"
+    r"_(authors|fresh|alexnet|emnist_test|signals|unit|coverage|test|ablation|variants\w*|readings\w*|gib|sent|2000)$"
 )
 """The end of the name of a table that is another reading, a part, or a shortened repetition of others, whose numbers it
 has."""

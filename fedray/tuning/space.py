@@ -277,3 +277,16 @@ def _is_number(value: Any, whole: bool) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
+    """Returns the values that a sweep tries before all others: the section ``first`` of a space file, as a list with a
+    dict of values by dotted key for each trial. ``values`` is the content of the file. Without this section the list is
+    empty.
+
+    Raises :class:`UserError`, with a message that begins with ``where``, if the section is not a list of mappings.
+    """
+    first = values.get("first") or []
+    if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
+        raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
+    return [dict(each) for each in first]

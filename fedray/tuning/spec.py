@@ -24,7 +24,7 @@ from fedray.config.files import FOR_ALGORITHM
 from fedray.errors import UserError, near_miss
 from fedray.remote.fetching import fetched
 from fedray.tuning.settings import TuneConfig, read_tune, section
-from fedray.tuning.space import Space, Values, read_space
+from fedray.tuning.space import Space, Values, first_of, read_space
 from fedray.usercode.importing import short_name
 from fedray.util.arguments import override_texts, place_of
 from fedray.util.uris import above, below, is_uri
@@ -186,11 +186,13 @@ def read_sweeps(space: str | PathLike[str] | Mapping[str, Any], overrides: Itera
     environments = list(_environments(section(values, "environments", where), fixed, raw_space, where))
     if len({label for label, _ in environments}) < len(environments):
         raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
-    first = first_of(values, where)
-    for key in itertools.chain(*first):
-        if key not in raw_space and key not in fixed:
-            known = [*raw_space, *fixed]
+    searched = {str(key) for each in spaces.values() if isinstance(each, Mapping) for key in each}
+    known = [*raw_space, *fixed, *sorted(searched)]
+    for key in itertools.chain(*first_of(values, where)):
+        if key not in known:
             raise UserError(f"{where}first: {key} is not searched{near_miss(str(key), known)}")
+    # those of another space of the file are not for this one
+    first = [each for each in first_of(values, where) if {*each} <= {*raw_space, *fixed}]
     specs = []
     for label, environment in environments:
         settings = _with_equal_work(merge_settings(base, environment), raw_space)
@@ -337,19 +339,6 @@ def _environments(
         # the label becomes a folder's name, and must not have characters that a shell or key=value treats specially
         label = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in environment.items())
         yield plain(label), environment
-
-
-def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
-    """Returns the values that a sweep tries before all others: the section ``first`` of a space file, as a list with a
-    dict of values by dotted key for each trial. ``values`` is the content of the file. Without this section the list is
-    empty.
-
-    Raises :class:`UserError`, with a message that begins with ``where``, if the section is not a list of mappings.
-    """
-    first = values.get("first") or []
-    if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
-        raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
-    return [dict(each) for each in first]
 
 
 def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,11 +35,11 @@ from fedray.tuning.driver import load_custom, run_sweeps, start_ray
 from fedray.tuning.finals import Final, FinalRuns, label_of
 from fedray.tuning.outputs import fetched_sweep
 from fedray.tuning.settings import section
+from fedray.tuning.space import first_of
 from fedray.tuning.spec import (
     SPACES,
     SweepSpec,
     find_file,
-    first_of,
     known_sections,
     known_spaces,
     read_base,

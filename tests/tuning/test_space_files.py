@@ -344,6 +344,17 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
         assert config.rounds * (config.train.local_steps or 0) == of_first.rounds * (of_first.train.local_steps or 0)
 
 
+def test_first_values_are_for_spaces_that_search_them():
+    file = {
+        "base": {"algorithm.name": "ditto"}, "first": [{"algorithm.personal_lr": 0.05}],
+        "spaces": {
+            "wide": {"algorithm.personal_lr": {"uniform": [0, 1]}}, "paper": {"algorithm.lam": {"grid": [0.1, 1.0]}},
+        },
+    }  # fmt: skip
+    found = {space: read_sweeps(file, [f"tune.space={space}"])[0].first for space in ("wide", "paper")}
+    assert found == {"wide": [{"algorithm.personal_lr": 0.05}], "paper": []}
+
+
 TWO_CLASSES = "data.partition.kind=label_skew data.partition.alpha=null data.partition.classes_per_client=2"
 
 
