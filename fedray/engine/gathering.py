@@ -47,7 +47,7 @@ def lines_on_memory(experiment: Experiment, state: RunState, clients: Clients) -
     """
     found: dict[str, tuple[int, str]] = {}
     members, model = experiment.cohort_size, BYTES_PER_NUMBER * clients.network.layout.row_width
-    if experiment.config.run.eval_local_models:
+    if experiment.evaluates_local_models(experiment.rounds):
         found["run.eval_local_models: every process gathers the models"] = model, ""
     try:
         if experiment.robust is not None or may_gather(experiment.algorithm):

@@ -11,6 +11,8 @@ from small_runs import run
 from torch import nn
 
 from fedray import FedrayWarning, UserError
+from fedray.algorithms import Result, Upload
+from fedray.algorithms.fedavg import FedAvg
 from fedray.testing.contracts import small_source
 
 KEYS = {"run__rounds": 4, "run__eval_every": 2, "run__eval_local_models": True, "train__cohort_size": 3}
@@ -46,6 +48,19 @@ def test_they_change_nothing_else(tmp_path, keys):
     assert plain.summary["model_sha256"] == made.summary["model_sha256"]
     assert not {*COLUMNS} & {*plain.metrics}
     pd.testing.assert_frame_equal(made.metrics[COLUMNS], alone.metrics[COLUMNS], check_exact=keys is PICKLED)
+
+
+class Still(FedAvg):
+    """Sends back what it has received, without any local step."""
+
+    def train(self, client):
+        return Result({"y": Upload.weighted_mean(client.start("x"))})
+
+
+def test_an_algorithm_that_trains_no_models_is_told(tmp_path):
+    with pytest.warns(FedrayWarning, match=r"run\.eval_local_models: Still trains no models"):
+        made = run(tmp_path, f"{__file__}:Still", **KEYS)
+    assert made.metrics[COLUMNS].isna().all(axis=None)
 
 
 def test_without_a_test_set_they_are_not_evaluated(tmp_path):

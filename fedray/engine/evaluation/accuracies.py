@@ -173,7 +173,7 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
     splits["backdoor"] = _measured_attack(experiment) is not None
     labels = [*(label for label, there in splits.items() if there), *further]
     wanted = [f"{label}_{metric}" for label in labels for metric in recorded_metrics(experiment.task, label)]
-    if config.run.eval_local_models and config.run.eval_test:
+    if experiment.evaluates_local_models(experiment.rounds):
         wanted += [f"{LOCAL}_{metric}" for metric in recorded_metrics(experiment.task, LOCAL)]
     wanted += scoring.columns(further)
     if config.run.diagnostics:
