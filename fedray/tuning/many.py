@@ -100,8 +100,9 @@ def simulate_many(
         seeds: How many seeds, which are ``run.seed`` and those that follow; or a list of them.
         over: Keys of the configuration, dotted, with the values of each. There is a run for each combination.
         overrides: Texts ``key=value`` that replace keys of ``config``.
-        data, test, client_column, label_column, model, loss, metrics, transform, algorithm, upload, sampling,
-            aggregation, attack: As in :func:`fedray.simulate`, for all runs.
+        data, test, client_column, label_column: The data of all runs, as in :func:`fedray.simulate`.
+        model, loss, metrics, transform: What all runs train, as in :func:`fedray.simulate`.
+        algorithm, upload, sampling, aggregation, attack: The rules of all runs, as in :func:`fedray.simulate`.
         callbacks: Callbacks for every run. Each process that makes runs has its own copy of them.
         most: How many runs are made at the same time, at most.
         verbose: Whether to show the progress.
