@@ -19,33 +19,35 @@ from reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
 from reproducing.published import Cell, PublishedTable
 
 PERCENT = ("final", "last", "best", "at_round")
-"""The measures that are accuracies in percent. The others are what runs took until a target; less of it is better."""
+"""The measures that are accuracies in percent. Of the others less is better."""
+
+EVALUATED = (*PERCENT, "loss")
+"""The measures that are values of evaluations. The others are what runs took until a target."""
 
 AMOUNTS = {"gib_sent": "bytes", "minutes": "virtual_seconds"}
 """The columns of metrics.csv that are counted until the target, where it is not the round."""
 
-ACCURACIES = {
-    "test": "test accuracy",
-    "train": "training accuracy",
-    "representation": "test accuracy",
-    "local": "mean test accuracy of the clients' models before they are averaged",
+NAMES = {
+    "test": "test {}",
+    "train": "training {}",
+    "representation": "test {}",
+    "local": "mean test {} of the clients' models before they are averaged",
 }
-"""What a row has, by the ``of`` of its cells."""
+"""What a row has, by the ``of`` of its cells: with the metric's name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
     """What the runs of a cell gave.
 
-    ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, minutes, GFLOPs
-    or GiB. It is infinite if too few
-    runs reached the target, and NaN if there is none. ``margin`` is half the width of the 95 % interval of a mean, NaN
-    where there is none; ``values`` are those of which it is the mean, and ``spread`` the accuracies of the last rounds
-    of all runs, if it is the mean of those. ``runs`` are those that have ended, ``diverged``
-    is how many of them diverged, and ``reached`` how many reached the target; ``taken`` is what these took, by the name
-    of the run's folder, which is that of its seed. ``bound`` is the least that one took of
-    those which neither diverged nor reached it, in the unit of the table; NaN if there is none. ``left_out`` are runs
-    that have ended and can't be read.
+    ``value`` is in the unit of the table: percent, a loss, rounds, a ratio of rounds, minutes, GFLOPs or GiB. It is
+    infinite if too few runs reached the target, and NaN if there is none. ``margin`` is half the width of the 95 %
+    interval of a mean, NaN where there is none; ``values`` are those of which it is the mean, and ``spread`` the
+    accuracies of the last rounds of all runs, if it is the mean of those. ``runs`` are those that have ended,
+    ``diverged`` is how many of them diverged, and ``reached`` how many reached the target; ``taken`` is what these
+    took, by the name of the run's folder, which is that of its seed. ``bound`` is the least that one took of those
+    which neither diverged nor reached it, in the unit of the table; NaN if there is none. ``left_out`` are runs that
+    have ended and can't be read.
     """
 
     cell: Cell
@@ -61,17 +63,23 @@ class Measured:
     left_out: Sequence[LeftOut] = ()
 
 
-def accuracy_of(table: PublishedTable) -> str:
-    """Returns which accuracy the first row of a table has."""
-    return ACCURACIES[table.cells[0].of]
+def name_of(table: PublishedTable, cell: Cell | None = None) -> str:
+    """Returns which accuracy or loss the row of a cell has: by default the first row."""
+    cell = cell or table.cells[0]
+    return NAMES[cell.of].format(metric_of(table, cell).words)
+
+
+def metric_of(table: PublishedTable, cell: Cell) -> Measure:
+    """Returns the metric by which the runs of a cell are evaluated."""
+    return Measure("loss", "min", cell.of) if table.measure == "loss" else Measure(of=cell.of)
 
 
 def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
     """Returns what was measured of each cell, from the runs in ``folder``."""
     read = {cell: [read_run(run) for run in _ended(cell, folder, seeds)] for cell in table.cells}
     runs = {cell: [run for run in found if isinstance(run, RecordedRun)] for cell, found in read.items()}
-    if table.measure in PERCENT:
-        found = [_accuracies(table, cell, runs[cell]) for cell in table.cells]
+    if table.measure in EVALUATED:
+        found = [_evaluated(table, cell, runs[cell]) for cell in table.cells]
     else:
         amount = AMOUNTS.get(table.measure, "round")
         taken = [_taken(table, cell, runs[cell], _target(table, cell, runs), amount) for cell in table.cells]
@@ -140,18 +148,19 @@ def _taken(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun], targe
     return Measured(cell, value, margin, runs, diverged, len(taken), bound, taken=taken)
 
 
-def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun]) -> Measured:
+def _evaluated(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun]) -> Measured:
     diverged = sum(run.diverged for run in runs)
-    values = [100 * _accuracy(run, table, cell) for run in runs if not run.diverged]
+    measure = metric_of(table, cell)
+    values = [measure.scale * _value(run, table, cell) for run in runs if not run.diverged]
     known = [value for value in values if not math.isnan(value)]
     ended = [run for run in runs if not run.diverged and table.measure == "last"]
-    last = [run.last_values(Measure(of=cell.of), run.settings.get("run.last_rounds")) for run in ended]
-    spread = [100 * float(value) for each in last for value in each]
+    last = [run.last_values(measure, run.settings.get("run.last_rounds")) for run in ended]
+    spread = [measure.scale * float(value) for each in last for value in each]
     return Measured(cell, *mean_and_margin(known), runs, diverged, values=known, spread=spread)
 
 
-def _accuracy(run: RecordedRun, table: PublishedTable, cell: Cell) -> float:
-    measure = Measure(of=cell.of)
+def _value(run: RecordedRun, table: PublishedTable, cell: Cell) -> float:
+    measure = metric_of(table, cell)
     if table.measure == "at_round":
         rows = run.evaluations(measure).set_index("round")["value"]
         return float(rows.get(cell.round, math.nan))
@@ -166,7 +175,7 @@ def without_value(table: PublishedTable, one: Measured) -> str:
         return f"> {one.bound:.3g}"
     if one.diverged == len(one.runs) or math.isinf(one.value):
         return ""
-    return "no evaluation" if table.measure in PERCENT else "no ratio"
+    return "no evaluation" if table.measure in EVALUATED else "no ratio"
 
 
 def on_one_scale(table: PublishedTable, one: Measured) -> tuple[float, float]:

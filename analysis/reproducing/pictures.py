@@ -12,10 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedray.results.curves import mean_curve
-from fedray.results.measure import Measure
 from fedray.results.panel import Curve, Panel, bands_caption, draw_panels, ends_of, parts_of
 from fedray.results.style import BESIDE, Line, clean_frame, escaped, figure_of, lines_for, width_of
-from reproducing.measure import PERCENT, Measured, accuracy_of, on_one_scale, without_value
+from reproducing.measure import PERCENT, Measured, metric_of, name_of, on_one_scale, without_value
 from reproducing.published import PublishedTable
 
 UNITS = {
@@ -67,6 +66,8 @@ def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
         runs = tuple(f"{one.cell.name}, {one.cell.of}" for one in found if one.cell.column == name)
         columns.setdefault(runs, []).append(name)
     panels = []
+    metric = metric_of(table, table.cells[0])
+    ceiling = 100.0 if metric.percent else math.inf
     for names in columns.values():
         column = " and ".join(names)
         of_column = [one for one in found if one.cell.column == names[0] and one.runs]
@@ -79,14 +80,14 @@ def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
                 Curve(
                     _name(one),
                     lines[one.cell.row],
-                    mean_curve(one.runs, Measure(of=one.cell.of).column, smoothing=table.smoothing),
+                    mean_curve(one.runs, metric_of(table, one.cell).column, smoothing=table.smoothing),
                 )
                 for one in part
             ]
             title = f"{column}, part {number} of {len(parts)}" if len(parts) > 1 else column
             title += f"; {bands_caption(max(len(one.runs) for one in part))}"
             if any(len(curve.points) for curve in shown):
-                panels.append(Panel(title, f"{accuracy_of(table)}, %", "rounds", shown, 100.0, 100.0))
+                panels.append(Panel(title, _unit_of_curves(table), "rounds", shown, metric.scale, ceiling))
     return draw_panels(panels) if panels else None
 
 
@@ -206,7 +207,11 @@ def _draw_box(axes: Axes, y: float, values: Sequence[float]) -> None:
 
 
 def _unit(table: PublishedTable) -> str:
-    return UNITS.get(table.measure, f"{accuracy_of(table)}, %")
+    return UNITS.get(table.measure, _unit_of_curves(table))
+
+
+def _unit_of_curves(table: PublishedTable) -> str:
+    return f"{name_of(table)}{metric_of(table, table.cells[0]).unit}"
 
 
 def _key(found: Sequence[Measured], interval: str, *marks: str) -> str:

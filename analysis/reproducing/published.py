@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 """The experiments of the papers."""
 
-Measure = Literal["rounds", "ratio", "minutes", "final", "last", "best", "at_round", "gflops", "gib", "gib_sent"]
+Measure = Literal[
+    "rounds", "ratio", "minutes", "final", "last", "best", "at_round", "loss", "gflops", "gib", "gib_sent"
+]
 
 Of = Literal["test", "train", "representation", "local"]
 

@@ -14,7 +14,7 @@ from scipy.stats import kendalltau
 from fedray.results.style import save
 from fedray.results.tables import markdown
 from fedray.util.files import write_whole
-from reproducing.measure import ACCURACIES, PERCENT, Measured, accuracy_of, frame, on_one_scale, without_value
+from reproducing.measure import EVALUATED, PERCENT, Measured, frame, name_of, on_one_scale, without_value
 from reproducing.pictures import curves, picture
 from reproducing.provenance import sentence
 from reproducing.published import PublishedTable
@@ -23,15 +23,16 @@ MEANINGS = {
     "rounds": "Rounds until the target, as {over} over seeds. {bound}",
     "ratio": "Rounds until the target, as {over} over seeds: of the first row, and of the others over those of the "
     "first. {bound}",
-    "final": "{Accuracy} at the end in percent, {seeds}.",
-    "last": "{Accuracy} in percent, as the mean of the last rounds, {seeds}.",
-    "best": "{Accuracy} of the round in which it was best, in percent, {seeds}.",
+    "loss": "{Name} at the end, {seeds}.",
+    "final": "{Name} at the end in percent, {seeds}.",
+    "last": "{Name} in percent, as the mean of the last rounds, {seeds}.",
+    "best": "{Name} of the round in which it was best, in percent, {seeds}.",
     "minutes": "Minutes of the virtual clock until {until}, as {over} over seeds. {bound}",
     "gflops": "GFLOPs of a client, by the paper's accounting, in the {one} of the rounds until the target. {bound}",
     "gib": "GiB by the paper's accounting: those of all rounds of a run, times its rounds to {until}, divided by "
     "FedAvg's rounds to it. A run that does not reach it counts in full.",
     "gib_sent": "GiB that all clients sent and received until {until}, as {over} over seeds. {bound}",
-    "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
+    "at_round": "{Name} after the round that is named, in percent, {seeds}.",
 }
 
 UNTIL = {"target": "the target", "first row": "FedAvg's accuracy, the mean of its last rounds"}
@@ -77,11 +78,11 @@ def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str,
 
 def _meaning(table: PublishedTable) -> str:
     """Returns what the numbers of a table are."""
-    accuracy = accuracy_of(table)
-    others = {cell.row: ACCURACIES[cell.of] for cell in table.cells if ACCURACIES[cell.of] != accuracy}
+    first = name_of(table)
+    others = {cell.row: name_of(table, cell) for cell in table.cells if name_of(table, cell) != first}
     over = {"one": table.over_runs, "over": f"{table.over_runs}s", "until": UNTIL[table.until]}
-    text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS, bound=BOUND, **over)
-    if table.measure in PERCENT:
+    text = MEANINGS[table.measure].format(Name=first.capitalize(), seeds=SEEDS, bound=BOUND, **over)
+    if table.measure in EVALUATED:
         for other in dict.fromkeys(others.values()):
             rows = [f"'{row}'" for row, name in others.items() if name == other]
             text += f" In the row{'s' * (len(rows) > 1)} {', '.join(rows)} it is the {other}."

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from published_tables import ASKED, write_run
 from reproduce import main
-from reproducing.measure import measured
+from reproducing.measure import frame, measured
 from reproducing.pictures import curves, picture
 from reproducing.provenance import made_by
 from reproducing.published import read_table
@@ -96,6 +96,27 @@ def test_the_best_round_of_the_clients_models(mine):
     text = text_of(read, found, made_by(ASKED, []))
     assert "Test accuracy of the round in which it was best, in percent" in text
     assert "In the row 'its clients' it is the mean test accuracy of the clients' models before they are" in text
+
+
+def test_the_loss_at_the_end(mine):
+    column = {"experiment": "paper/small", "published": [2.0]}
+    table = {"title": "T", "measure": "loss", "seeds": 2, "rows": ["fedavg"], "columns": {"a": column}}
+    (mine / "experiments/paper/published/loss.yaml").write_text(yaml.safe_dump(table))
+    for seed, losses in enumerate(([2.3, 1.0], [2.2, 2.0])):
+        folder = mine / f"runs/paper/small/fedavg/seed-{seed}"
+        write_run(folder, [0.1, 0.2])
+        pd.read_csv(folder / "metrics.csv").assign(test_loss=losses).to_csv(folder / "metrics.csv", index=False)
+    read = read_table("paper/loss")
+    found = measured(read, mine / "runs", 2)
+    assert found[0].value == pytest.approx(1.5)
+    assert frame(read, found)["deviation"].item() == pytest.approx(-0.25)
+    text = text_of(read, found, made_by(ASKED, []))
+    assert "Test loss at the end, as the mean over seeds" in text
+    (axes,) = curves(read, found).axes
+    assert axes.get_ylabel() == "test loss"
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([2.25, 1.5])
+    (axes,) = picture(read, found).axes
+    assert axes.get_xlabel().startswith("test loss")
 
 
 def test_smoothed_curves_and_boxes_of_the_last_rounds(mine):
