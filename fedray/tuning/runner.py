@@ -32,7 +32,7 @@ from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError
 from fedray.tuning.memory_monitor import survive_memory_monitor
 from fedray.tuning.resources import Bundles, trial_shortage
-from fedray.tuning.trial import Assignment, TrialEnd, TrialThread
+from fedray.tuning.trial import Assignment, Message, TrialEnd, TrialThread
 from fedray.tuning.trial_source import TrialSource
 from fedray.util.folder_use import FolderUse
 
@@ -113,12 +113,16 @@ class SourceSearcher(Searcher):
 
     A trial whose process died is handed to Tune again, at most ``max_restarts`` times. After that the trial counts as
     failed. While the attribute ``stopping`` is true, no further trials are handed out.
+
+    The attribute ``error`` is the first exception that the source raised, or None. It does not reach Tune, which would
+    end at once, with trials that have not written their checkpoints, and would say it as a text only.
     """
 
     def __init__(self, source: TrialSource, max_restarts: int) -> None:
         super().__init__()
         self.source, self.max_restarts = source, max_restarts
         self.stopping = False
+        self.error: Exception | None = None
         self.running: dict[str, Assignment] = {}
         self.lost: deque[Assignment] = deque()
         self.deaths: Counter[str] = Counter()
@@ -132,11 +136,26 @@ class SourceSearcher(Searcher):
             return Searcher.FINISHED
         if self.stopping:
             return None
-        assignment = self.lost.popleft() if self.lost else self.source.next_trial()
+        assignment = None
+        with self._error_kept():
+            assignment = self.lost.popleft() if self.lost else self.source.next_trial()
         if assignment is None:
             return None
         self.running[trial_id] = assignment
         return {"assignment": assignment._asdict()}
+
+    def report(self, trial_id: str, message: Message) -> bool:
+        """Passes a message of a trial to the source, and returns whether the trial must stop."""
+        with self._error_kept():
+            return self.source.report(self.running[trial_id].key, message)
+        return True
+
+    @contextlib.contextmanager
+    def _error_kept(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.error = self.error or error
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         if not error:
@@ -151,11 +170,12 @@ class SourceSearcher(Searcher):
         assignment = self.running.pop(trial_id)
         line = error.splitlines()[0]
         self.deaths[assignment.key] += 1
-        if self.deaths[assignment.key] > self.max_restarts:
-            self.source.trial_failed(assignment.key, f"{error}\n{line} ({self.deaths[assignment.key]} times)")
-        else:
-            self.lost.append(assignment)
-            self.source.trial_lost(assignment.key, line)
+        with self._error_kept():
+            if self.deaths[assignment.key] > self.max_restarts:
+                self.source.trial_failed(assignment.key, f"{error}\n{line} ({self.deaths[assignment.key]} times)")
+            else:
+                self.lost.append(assignment)
+                self.source.trial_lost(assignment.key, line)
 
     def save(self, checkpoint_path: str) -> None:
         """Does nothing. Tune's interface has this method to save the state of a searcher, but here the source of the
@@ -203,16 +223,13 @@ class SourceStopper(Stopper, tune.Callback):
         return {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        try:
-            return self.searcher.source.report(self.searcher.running[trial_id].key, result["messages"][0])
-        except Exception as error:
-            # Tune would raise a TuneError that has this error only as a text
-            self.error = self.error or error
-            # the runs keep their checkpoints, from which the same command goes on
-            self.stop_file.touch()
-            return True
+        return self.searcher.report(trial_id, result["messages"][0])
 
     def stop_all(self) -> bool:
+        if self.searcher.error is not None and self.error is None:
+            self.error = self.searcher.error
+            # the runs keep their checkpoints, from which the same command goes on
+            self.stop_file.touch()
         if self.stopping.is_set() and not self.searcher.stopping:
             self.searcher.stopping = True
             self.stop_file.touch()

@@ -322,6 +322,26 @@ def test_what_a_source_raises_is_kept_and_stops_all_trials(monkeypatch, tmp_path
     assert (tmp_path / "stop").exists()
 
 
+@pytest.mark.parametrize("broken", ["next_trial", "trial_lost", "trial_failed"])
+def test_no_exception_of_a_source_reaches_tune(monkeypatch, tmp_path, broken):
+    """Tune would end with trials that have not written their checkpoints."""
+    source = Recording(2)
+    stopper = stopper_of(source, tmp_path)
+    stopper.searcher.max_restarts = int(broken == "trial_lost")
+
+    def raising(*arguments: str) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(source, broken, raising)
+    if broken == "next_trial":
+        assert stopper.searcher.suggest("b") is None
+    else:
+        stopper.searcher.trial_died("a", "its process died")
+    assert stopper.stop_all()
+    assert str(stopper.error) == "no space left"
+    assert (tmp_path / "stop").exists()
+
+
 def test_all_stops_when_the_user_asks_for_it_and_no_trial_runs_any_more(tmp_path):
     stopper = stopper_of(Recording(2), tmp_path)
     trial = SimpleNamespace(trial_id="a")
