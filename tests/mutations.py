@@ -101,8 +101,6 @@ def algorithm_files() -> dict[str, list[str]]:
     return found
 
 
-# ---------------------------------------------------------------- places where the source is changed
-
 OPPOSITE: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt,
     ast.Gt: ast.LtE, ast.LtE: ast.Gt,
@@ -168,9 +166,6 @@ def mutants(file: str) -> Iterator[tuple[Mutant, CodeType]]:
         yield Mutant(file, old.lineno, function, change), code
 
 
-# ---------------------------------------------------------------- a function with other code
-
-
 def install(file: str, function: str, code: CodeType) -> None:
     """Gives the function of this process the code that it has in ``code``, wherever it was imported."""
     module = importlib.import_module("fedray." + file.removesuffix(".py").replace("/", "."))
@@ -188,9 +183,6 @@ def _function(found: Any) -> FunctionType:
         inner = (getattr(found, name, None) for name in ("__wrapped__", "__func__", "fget", "func"))
         found = next(each for each in inner if each is not None)
     return found
-
-
-# ---------------------------------------------------------------- tests
 
 
 class Mutating:

@@ -138,19 +138,38 @@ class PhaseRunner:
         self._save_models(task, client, merged)
         if kept := _kept_besides(client):
             result = replace(result, state={**client.state, **result.state, **kept})
-        if self.upload_steps is not None:
-            result = self.upload_steps.apply(result, client, phase, task.states[rows])
-        if client.private is not None:
-            width = self.clients.network.layout.width
-            uploads = {n: replace(u, value=client.private.without(u.value, width)) for n, u in result.uploads.items()}
-            result = replace(result, uploads=uploads)
-        if self._privacy is not None and task.phase != CANDIDATES:
-            result = clipped(result, client, self._privacy.mechanism, self.clients.network.layout.width)
+        result = self._as_sent(result, client, task, rows)
         if result.state and task.keeps:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.stopwatch.on("transport"):
                 merged.states += self.clients.traffic.write(names, result.state)
+        self._merge(task, result, client, position, rows, leaves, merged)
+        self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
 
+    def _as_sent(self, result: Result, client: ClientPhase, task: PhaseTask, rows: slice) -> Result:
+        """Returns the result of a stack as its clients send it: after the steps of an upload, without private layers,
+        and clipped if training is private."""
+        width = self.clients.network.layout.width
+        if self.upload_steps is not None:
+            result = self.upload_steps.apply(result, client, self._name(task.phase), task.states[rows])
+        if client.private is not None:
+            uploads = {n: replace(u, value=client.private.without(u.value, width)) for n, u in result.uploads.items()}
+            result = replace(result, uploads=uploads)
+        if self._privacy is not None and task.phase != CANDIDATES:
+            result = clipped(result, client, self._privacy.mechanism, width)
+        return result
+
+    def _merge(
+        self,
+        task: PhaseTask,
+        result: Result,
+        client: ClientPhase,
+        position: int,
+        rows: slice,
+        leaves: dict[str, LeafSum | LeafRows],
+        merged: PhaseResult,
+    ) -> None:
+        """Adds a stack's uploads to ``leaves``, and its scales and scalars to ``merged``."""
         nothing = [math.nan] * len(task.ids)
         for name, upload in result.uploads.items():
             is_model = isinstance(upload.value, Model)
@@ -171,7 +190,6 @@ class PhaseRunner:
                 self._later.append(partial(_write, whole.scale, rows, upload.scale))
         for name, scalar in result.scalars.items():
             self._later.append(partial(_write, merged.scalars.setdefault(name, list(nothing)), rows, scalar))
-        self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
 
     def _save_models(self, task: PhaseTask, client: ClientPhase, merged: PhaseResult) -> None:
         """Adds those of the clients' trained models that are wanted to ``merged``."""

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from fedray.core.batches import Batch
 from fedray.core.linear import linear_layers
 from fedray.core.norms import BATCH_NORMS, TRACKING_NORMS, is_frozen, norm_layers, single_value_norms
-from fedray.core.places import Places, frozen, same_bits, with_parameters_of
 from fedray.core.precision import autocast
 from fedray.core.seeds import Purpose, every_rng, torch_rng
 from fedray.core.structure import call, call_on_copies, map_leaves
 from fedray.core.task import Task
-from fedray.core.vectors import Layout, Model
+from fedray.core.vectors import Model
 from fedray.errors import UserError
 from fedray.gradients.compiled import Compiled
 from fedray.gradients.lanes import Lanes, SideBySide
+from fedray.gradients.loading import Loading
 from fedray.gradients.loss_scale import LossScale
 from fedray.gradients.passes import (
     ELSEWHERE,
@@ -52,25 +52,17 @@ def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-COPIED = 200_000
-"""The largest number of parameters for which a model is copied into the module when it is loaded. For a larger model,
-the module's parameters become views into the model's row, which takes microseconds for each tensor."""
-
-
 CLASSIFICATION = Task()
 
 
-class Network:
-    """The user's module, prepared to compute forward passes and gradients with the models of many clients. A model is a
-    row of numbers. The module's parameters are views into such a row, so that loading a model takes one copy, or none.
+class Network(Loading):
+    """The user's module, prepared to compute forward passes and gradients with the models of many clients.
 
-    ``changing`` are the names of the buffers that forward passes change; None means that all may be changed. ``draws``
-    says whether the module draws random numbers, as dropout does. The attribute ``rng`` is a function: within the
-    context ``rng(seed, purpose, ...)`` torch draws numbers that depend only on these arguments. ``writes`` says whether
-    a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What a pass changes stays in the
-    client's model in training; in evaluation it is undone before the next pass. ``overwrites`` says whether a forward
-    pass may write into its inputs, of which it gets copies then, because other passes need them. ``precision`` is
-    ``train.precision``, and ``dtype`` the type of the parameters.
+    ``changing``, ``writes`` and ``dtype`` are those of :class:`~fedray.gradients.loading.Loading`. ``draws`` says
+    whether the module draws random numbers, as dropout does. The attribute ``rng`` is a function: within the context
+    ``rng(seed, purpose, ...)`` torch draws numbers that depend only on these arguments. ``overwrites`` says whether a
+    forward pass may write into its inputs, of which it gets copies then, because other passes need them. ``precision``
+    is ``train.precision``.
     """
 
     def __init__(
@@ -85,23 +77,12 @@ class Network:
         overwrites: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.module = with_parameters_of(module.to(device=device), dtype)
-        self.layout = Layout(self.module, changing)
-        self.device = torch.device(device)
+        super().__init__(module, device, changing, writes, dtype)
         self.task = task.on(self.device)
         self.precision = precision
         self.draws = draws
         self.rng: Callable[..., contextlib.AbstractContextManager[None]] = torch_rng
-        self.writes = writes
         self._call = call_on_copies if overwrites else call
-        self.dtype = dtype
-        self.places = Places(self.module)
-        self._trainable = [self.places.parameters[slot.name] for slot in self.layout.slots]
-        tensors = self.places.tensors
-        self._buffers = {slot.name: tensors[slot.name] for block in self.layout.blocks for slot in block.slots}
-        self._pristine = {name: b.clone() for name, b in self.layout.constants.items()} if writes else {}
-        self._is_copied = self.layout.width <= COPIED
-        self._bind(self.loaded().parameters)
         self._predicting = False
         self._mode: tuple[bool, bool] | None = None
         self._features: Any = None
@@ -138,37 +119,6 @@ class Network:
             if slot.name not in norms and "bias" not in slot.name.rpartition(".")[2]:
                 found[slot.start : slot.start + slot.size] = 1
         return found
-
-    def _bind(self, parameters: Tensor) -> None:
-        """Makes the module's trainable parameters views into the vector ``parameters [width]``, so that they have its
-        values."""
-        self._bound = parameters
-        for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
-            tensor.data = slot.view(parameters)
-        self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
-
-    def unload(self) -> None:
-        """Ends the use of the model that was loaded last, so that the memory of its row can be freed: the module's
-        parameters are no longer views into it. It is called after a stack.
-
-        Raises :class:`UserError` if user-defined code has changed a buffer that it left unchanged when the model was
-        tried before the first round.
-        """
-        for name, value in self._pristine.items():
-            now = self.places.now(name)
-            if not isinstance(now, Tensor) or not same_bits(now, value):
-                raise UserError(
-                    f"the forward pass of the model has changed its buffer {name}, but did not when it was tried "
-                    "before the first round: let it write into the buffer in every pass (self.x.copy_(self.x)), "
-                    "so that the buffer is known to change"
-                )
-        if not self._is_copied:
-            self._bind(torch.zeros(1, device=self.device, dtype=self.dtype).expand(self.layout.width))
-
-    def loaded(self) -> Model:
-        """Returns a copy of the model that is loaded in the module, as a single :class:`Model` on the network's device.
-        Before anything is loaded, it is the module's initial model."""
-        return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
 
     def _watch(self) -> None:
         """Makes all linear layers note their inputs in every forward pass from now on: the inputs of the layer that is
@@ -220,70 +170,6 @@ class Network:
             self.module.train(training)
             for layer in [*resting, *self._frozen_norms] if training else ():
                 layer.eval()
-
-    def load(self, model: Model, owned: bool = False) -> None:
-        """Loads the parameters and buffers of a single ``model`` into the module, for the forward passes that follow.
-        Passes that write into parameters may change ``model`` itself only if it is ``owned``."""
-        if self._is_copied:
-            if self.writes and self._are_elsewhere():
-                self._bind(self._bound)
-            self._bound.copy_(model.parameters)
-        elif self.writes and not owned:
-            self._bind(model.parameters.clone())
-        else:
-            self._bind(model.parameters.contiguous())
-        if self._buffers:
-            if self.writes and not self.places.are_held(self._buffers):
-                for name, tensor in self._buffers.items():
-                    self.places.put(name, tensor)
-            for name, value in self.layout.split_buffers(model.buffers).items():
-                self._buffers[name].copy_(value)
-
-    def saved(self, model: Model) -> dict[str, Tensor]:
-        """Returns the tensors of a single ``model`` as a dict by name, as they are saved in files: everything in the
-        module's ``state_dict()``, and the buffers outside it that forward passes change. A tensor that several layers
-        share is in the dict under each of its names."""
-        places, layout = self.places, self.layout
-        named = {**frozen(self.module), **layout.named(model)}
-        named = {name: t for name, t in named.items() if name not in places.not_saved or name not in layout.constants}
-        others = {name: named[first].clone() for name, first in places.aliases.items() if first in named}
-        return named | others
-
-    def _store(self, model: Model) -> None:
-        """Copies what the forward pass may have changed in the module into ``model``: its buffers, and its parameters
-        if it ``writes``."""
-        if self._buffers:
-            is_held = not self.writes or self.places.are_held(self._buffers)
-            self.layout.write_buffers(model.buffers, self._buffers if is_held else self._present_buffers())
-        if not self.writes:
-            return
-        if not self.places.are_held(self.places.parameters):
-            self.places.require(self.places.parameters)
-        if self._are_elsewhere():
-            for slot, parameter in zip(self.layout.slots, self._trainable, strict=True):
-                place = slot.view(self._bound)
-                place.copy_(parameter.detach())
-                parameter.data = place
-        if self._is_copied:
-            model.parameters.copy_(self._bound)
-
-    def _are_elsewhere(self) -> bool:
-        """Returns whether user-defined code has taken parameters out of the row of the loaded model, by
-        ``parameter.data = ...``."""
-        return [parameter.data_ptr() for parameter in self._trainable] != self._addresses
-
-    def _present_buffers(self) -> dict[str, Tensor]:
-        """Returns the buffers that forward passes change, as they currently are in the module, as a dict by name.
-        Raises :class:`UserError` if a forward pass has changed the shape of one."""
-        found = {name: self.places.now(name) for name in self._buffers}
-        for name, tensor in found.items():
-            if not isinstance(tensor, Tensor) or tensor.shape != self._buffers[name].shape:
-                now = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise UserError(
-                    f"the forward pass changes the shape of the model's buffer {name} from "
-                    f"{list(self._buffers[name].shape)} to {now}: it must stay, as clients' buffers are averaged"
-                )
-        return {name: tensor.detach() for name, tensor in found.items()}
 
     @torch.no_grad()
     def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:

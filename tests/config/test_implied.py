@@ -28,9 +28,6 @@ def run(folder, **keys):
     return simulate(BASE | {"run.output": str(folder), "run.name": "run", "run.rounds": 4} | keys, data=small_source())
 
 
-# ---------------------------------------------------------------- lines
-
-
 def test_iterations_that_local_steps_do_not_divide():
     keys = {"train.local_steps": 40, "run.iterations": 100}
     experiment, _ = resolved(**keys)
@@ -53,9 +50,6 @@ def test_a_public_set_that_auto_takes_from_the_clients_is_said_with_the_way_to_c
     assert np.array_equal(same.public, data.public)
     assert resolved(**{"algorithm.name": "pfedmo", "data.public_samples": 36})[0].notes == ()
     assert resolved()[1].partition_hash != data.partition_hash
-
-
-# ---------------------------------------------------------------- defaults that depend on other keys
 
 
 FIVE_CLASSES = Source("five", np.zeros((100, 2), np.float32), np.arange(100) % 5, np.zeros((5, 2)), np.arange(5), 5)

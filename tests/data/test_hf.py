@@ -394,10 +394,3 @@ def test_other_test_rows_are_other_samples(monkeypatch):
     assert (found["one"] % 5 == 4).all()
     assert found["other"].max() == found["one"].max()
     assert not np.array_equal(found["one"], found["other"])
-
-
-def test_files_that_are_named_nearly_like_a_set_are_refused():
-    root = as_parquet(divided(numbers()))
-    (root / "train_old.parquet").write_bytes((root / "train-00000-of-00002.parquet").read_bytes())
-    with pytest.raises(UserError, match=r"train_old.parquet is named like the set 'train', but neither train.parquet"):
-        read(root)

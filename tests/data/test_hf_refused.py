@@ -141,3 +141,10 @@ def test_without_the_library_or_with_one_that_runs_code(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"^data.source=hf needs Hugging Face datasets: pip install 'fedray\[hf\]'$"):
         read("mine")
+
+
+def test_files_that_are_named_nearly_like_a_set_are_refused():
+    root = as_parquet(divided(numbers()))
+    (root / "train_old.parquet").write_bytes((root / "train-00000-of-00002.parquet").read_bytes())
+    with pytest.raises(UserError, match=r"train_old.parquet is named like the set 'train', but neither train.parquet"):
+        read(root)

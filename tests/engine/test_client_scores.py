@@ -72,9 +72,6 @@ def last_rows(result):
     return rows[rows["round"] == rows["round"].max()].set_index("client")
 
 
-# ---------------------------------------------------------------- the same clients, several models
-
-
 def test_all_models_are_scored_on_the_shares_of_the_personal_one(tmp_path):
     result = run(tmp_path, "pfedmo", run__eval_every=2, data__clients=20)
     data = shares_of(tmp_path, "pfedmo", data__clients=20)
@@ -119,9 +116,6 @@ def test_nothing_is_scored_unless_asked_for(tmp_path):
     assert not (result.folder / "evaluation.parquet").exists()
     with pytest.raises(UserError, match=r"no scores of single clients: run\.eval_clients=all"):
         result.evaluation  # noqa: B018
-
-
-# ---------------------------------------------------------------- fine-tuning
 
 
 def finetuned(module, data, client, number, steps, train, seed=0):
@@ -209,9 +203,6 @@ def test_any_workers_give_the_same_bits(tmp_path, algorithm, vectorize):
     assert local.has_evaluation
 
 
-# ---------------------------------------------------------------- clients on request
-
-
 def test_mean_worst_tenth_and_spread_of_all_clients(tmp_path):
     keys = {"data__clients": 25, "data__least_test_samples": 12, "run__eval_clients": "all", "train__lr": 0.02}
     result, data = run(tmp_path, **keys), shares_of(tmp_path, **keys)
@@ -278,9 +269,6 @@ def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     parts = run(tmp_path / "parts", "scaffold", **keys)
     assert_same(whole, parts)
     assert parts.evaluation["round"].value_counts().index.sort_values().tolist() == [1, 2, 3, 4, 5, 6]
-
-
-# ---------------------------------------------------------------- further models, and what is refused
 
 
 def test_every_monitor_has_its_columns(tmp_path):

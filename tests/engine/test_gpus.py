@@ -128,9 +128,6 @@ def test_a_run_goes_on_with_the_server_where_it_was(device, before, now, differ)
     assert keys_that_differ(old, new) == differ
 
 
-# ---------------------------------------------------------------- deterministic kernels
-
-
 def switches():
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (

@@ -173,7 +173,7 @@ def test_the_full_gradient_leaves_buffers_alone():
 def test_large_models_are_not_copied_and_give_the_same_bits(algorithm, tmp_path, monkeypatch):
     keys = {**SETTINGS, "algorithm.name": algorithm, "model.proj_dim": 16}
     copied = simulate({**keys, "run.output": str(tmp_path / "copied")}, data=small_source())
-    monkeypatch.setattr("fedray.gradients.network.COPIED", 0)
+    monkeypatch.setattr("fedray.gradients.loading.COPIED", 0)
     assert_same(copied, simulate({**keys, "run.output": str(tmp_path / "not")}, data=small_source()))
 
 

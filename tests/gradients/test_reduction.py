@@ -133,9 +133,6 @@ def test_parameters_of_a_loss_are_told(tmp_path):
         ran(tmp_path, Tempered(), model())
 
 
-# ---------------------------------------------------------------- what losses read
-
-
 def entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
@@ -250,9 +247,6 @@ def test_parameters_that_a_function_uses_are_told(tmp_path):
     heat = nn.Parameter(torch.tensor(2.0))
     with pytest.warns(UserWarning, match=r"the loss has parameters, which stay as they are"):
         ran(tmp_path, lambda outputs, targets: entropy(outputs / heat, targets), model())
-
-
-# ---------------------------------------------------------------- losses of probabilities
 
 
 def natural_log(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

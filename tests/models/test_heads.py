@@ -260,9 +260,6 @@ def test_heads_draw_as_the_seed_says(tmp_path):
     assert F.cosine_similarity(weights(1).flatten(), weights(2).flatten(), dim=0) < 0.5
 
 
-# ---------------------------------------------------------------- heads of the user's own
-
-
 class Narrow(Head):
     """One linear layer in the place of MOON's three."""
 

@@ -1,4 +1,5 @@
-"""Rules of the source text: imports point down, no global generator is used, and an installation holds all of it."""
+"""Rules of the source text: imports point down, no global generator is used, files and functions are short, and an
+installation holds all of it."""
 
 from __future__ import annotations
 
@@ -44,6 +45,25 @@ def imports(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports are absolute here"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of a function without its docstring."""
+    whole = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    described = ast.get_docstring(function) is not None
+    return whole - ((first.end_lineno or 0) - first.lineno + 1 if described else 0)
+
+
+def test_files_and_functions_are_short():
+    """At most 400 lines a file, and 60 a function."""
+    for folder in ("fedray", "tests", "analysis"):
+        for path in sorted((PACKAGE.parent / folder).rglob("*.py")):
+            text = path.read_text()
+            assert len(text.splitlines()) <= 400, path
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    assert own_lines(node) <= 60, f"{path}: {node.name}"
 
 
 def test_imports_point_down():

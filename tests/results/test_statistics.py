@@ -25,9 +25,6 @@ P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 ACCURACIES = st.floats(0, 1)
 
 
-# ---------------------------------------------------------------- intervals and differences
-
-
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=12))
 def test_intervals_are_students(values):
     mean, margin = mean_and_margin(values)
@@ -136,9 +133,6 @@ def test_medians_in_which_never_counts_as_more_than_anything(reached, never):
     median = median_to_reach([*map(float, reached), *[math.inf] * never])
     plain = statistics.median([*reached, *[10**9] * never])
     assert median == plain if plain <= 100 else median == math.inf
-
-
-# ---------------------------------------------------------------- the rows of a suite
 
 
 def run(folder: Path, accuracies: list[float], status: str = "completed", alone: float = 0.5) -> Path:

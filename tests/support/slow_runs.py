@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
+from fedray.algorithms import known_algorithms
 from fedray.testing.contracts import SETTINGS
 
 SLOW_ROUNDS = {**SETTINGS, "model.hidden": [64], "train.local_epochs": 8, "run.rounds": 12, "run.checkpoint_every": 3}
@@ -22,6 +26,11 @@ def slow_rounds(algorithm: str) -> dict[str, Any]:
         del found["model.hidden"]
         found["model.name"] = "small_runs:Normed"
     return found
+
+
+def every(quick: Iterable[str]) -> list[Any]:
+    """All algorithms as parameters, of which those that are not ``quick`` are slow."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in known_algorithms()]
 
 
 BUFFERED = {

@@ -45,9 +45,6 @@ def axis_of(tmp_path, values, *overrides):
         return axis, [note for note in sweep.notes if "pruned" in note]
 
 
-# ---------------------------------------------------------------- the choice
-
-
 @pytest.mark.parametrize(
     ("base", "others", "objective", "axis"),
     [
@@ -147,9 +144,6 @@ def test_spaces_that_come_with_fedray_compare_equal_work(name):
     assert (axis == "flops") == bool(of_work & {key.rpartition(".")[2] for key in spec.raw_space})
 
 
-# ---------------------------------------------------------------- learning curves
-
-
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """A sweep of three trials of 10 or 20 steps a round, without Ray: one complete, one pruned, one failed."""
@@ -196,9 +190,6 @@ def test_learning_curves_are_over_the_axis_of_the_sweep(swept):
         assert figure.axes[0].get_title() == "mine: a line per trial\nnot drawn: 1 failed, 1 running"
     assert learning_curves(trials, folders, "flops", "flops", "mine") is None
     assert learning_curves(trials[1:], folders[1:], "flops", "validation_accuracy", "mine") is None
-
-
-# ---------------------------------------------------------------- the only space
 
 
 def test_the_only_space_needs_no_name(tmp_path):

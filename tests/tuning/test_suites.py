@@ -44,9 +44,6 @@ def said(suite: Suite, *words: str) -> bool:
     return any(all(word in line for word in words) for line in suite.notes)
 
 
-# ---------------------------------------------------------------- what is an algorithm's own
-
-
 def test_an_algorithms_own_file_sets_and_searches_the_optimizers(tmp_path):
     """FedAdam at a server's learning rate of 1 is at chance: its file has 0.01, and a range."""
     suite = written(tmp_path, ["fedavg", "fedadam", "fedtrip"], space={"train.lr": {"loguniform": [0.01, 0.1]}})
@@ -116,9 +113,6 @@ def test_what_a_file_wants_first_is_kept_as_far_as_it_is_its_own(tmp_path):
     assert spec.first == [{"algorithm.beta": 0.5}]
 
 
-# ---------------------------------------------------------------- one architecture, weighting and public set
-
-
 def parameters(spec: SweepSpec) -> int:
     settings = {**SETTINGS, **spec.base, "data.public_samples": 36}
     del settings["train.local_epochs"]
@@ -173,9 +167,6 @@ def test_a_public_set_of_the_sources_own_is_the_common_one(tmp_path, monkeypatch
     assert {spec.base["data.public_samples"] for spec in suite.specs} == {20}
 
 
-# ---------------------------------------------------------------- what is run on fresh seeds
-
-
 def test_the_baseline_with_the_public_samples_dealt_out_is_run_where_a_server_has_them(tmp_path):
     def labels(algorithms, *overrides, baseline="fedavg"):
         return [final.label for final in written(tmp_path, algorithms, *overrides, baseline=baseline).finals]
@@ -204,9 +195,6 @@ def test_the_baseline_is_one_of_the_algorithms(tmp_path):
         UserError, match=r"baseline: 'fedavgm' is none of the suite's algorithms \(did you mean 'fedavg'"
     ):
         written(tmp_path, ["fedprox", "fedavg"], baseline="fedavgm")
-
-
-# ---------------------------------------------------------------- outside suites
 
 
 @pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi"])

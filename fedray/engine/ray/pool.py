@@ -315,8 +315,7 @@ class RayPool:
         self.nodes.clear(self._answering_nodes())
 
     def settle(self) -> None:
-        # an actor returns a result only after it has written the files
-        pass
+        """Does nothing: an actor returns a result only after it has written the files."""
 
     def _dispatch(self, sticky: bool) -> None:
         """Sends a task to each actor that has none. Because sending a task takes milliseconds, an actor gets a second
