@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,8 +42,8 @@ def import_object(name: str, key: str) -> Any:
     and is read again if it has been edited. Modules that the file imports are also looked for in its folder, after all
     other places.
 
-    Raises :class:`UserError`, whose message names the config's ``key``, if there is no such object or importing it
-    fails.
+    Raises :class:`UserError`, whose message names the config's ``key``, if there is no such object, if importing it
+    fails, or if a module of the file's folder that it imports has been edited since Python loaded it.
     """
     module, attribute = _found(name, key)
     try:
@@ -125,17 +125,19 @@ def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
 
 def _module_in_file(file: str, what: str) -> ModuleType:
     """Imports a file of the user's and returns it as a module. The module's name depends on the file's path and
-    content, so that no other module has this name."""
+    content, and on the content of the helpers in its folder, so that no other module has this name."""
     path, code = _code_in(file, what)
-    name = f"own_{path.stem}_{hashlib.sha256(bytes(path) + code).hexdigest()[:16]}"
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    helpers = _own_helpers(path, code, what)
+    content = hashlib.sha256(b"".join([bytes(path), code, *helpers.values()]))
+    name = f"own_{path.stem}_{content.hexdigest()[:16]}"
     if name in sys.modules:
+        _note_loaded(helpers)
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    _require_own_helpers(path, code, what)
     sys.modules[name] = module
     try:
         # not by the module's loader, whose cached bytecode may miss an edit within the same second
@@ -143,18 +145,59 @@ def _module_in_file(file: str, what: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    _note_loaded(helpers)
     return module
 
 
-def _require_own_helpers(path: Path, code: bytes, what: str) -> None:
-    """Checks that the modules which a user's file imports from its own folder are those of this folder. Raises
-    :class:`UserError` if Python would take another module of the same name for one, with other code."""
+_LOADED: dict[str, tuple[Any, bytes]] = {}
+"""The content of files that the user's files import from their own folders, as Python has loaded it, by the module's
+name. The spec, which every loading makes anew, tells whether it still counts."""
+
+
+def _own_helpers(path: Path, code: bytes, what: str) -> dict[str, bytes]:
+    """Returns the content of the files that a user's file imports from its own folder, and of those that these import,
+    by the module's name.
+
+    Raises :class:`UserError` if Python would take another module of the same name for one, with other code, or if one
+    has been edited since it was loaded.
+    """
+    found: dict[str, bytes] = {}
+    left = [(path, code)]
+    while left:
+        for name, beside in _beside(*left.pop(), what):
+            if name not in found:
+                found[name] = beside.read_bytes()
+                _require_loaded_as_it_is(name, beside, found[name], what)
+                left.append((beside, found[name]))
+    return found
+
+
+def _require_loaded_as_it_is(name: str, path: Path, content: bytes, what: str) -> None:
+    """Raises :class:`UserError` if the user's module ``name`` was loaded from other code than its file now has."""
+    spec, loaded = _LOADED.get(name, (None, content))
+    if name in sys.modules and sys.modules[name].__spec__ is spec and loaded != content:
+        raise UserError(
+            f"{what}: {path} has been edited since Python loaded it, and Python goes on with what it has loaded: start "
+            f"Python anew, or call importlib.reload({name})"
+        )
+
+
+def _note_loaded(helpers: Mapping[str, bytes]) -> None:
+    """Notes the content of those ``helpers`` that Python has loaded since it was noted last."""
+    for name, content in helpers.items():
+        module = sys.modules.get(name)
+        if module is not None and _LOADED.get(name, (None, b""))[0] is not module.__spec__:
+            _LOADED[name] = (module.__spec__, content)
+
+
+def _beside(path: Path, code: bytes, what: str) -> Iterator[tuple[str, Path]]:
+    """Yields the names and the files of the modules that a user's file imports from its own folder."""
     with contextlib.suppress(SyntaxError):
         for node in _executed(ast.parse(code)):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
-            for name in {each.partition(".")[0] for each in names} - sys.stdlib_module_names:
+            for name in sorted({each.partition(".")[0] for each in names} - sys.stdlib_module_names):
                 beside = path.parent / f"{name}.py"
                 taken = _file_of(name) if beside.is_file() and beside != path else None
                 if taken is not None and taken.read_bytes() != beside.read_bytes():
@@ -162,6 +205,8 @@ def _require_own_helpers(path: Path, code: bytes, what: str) -> None:
                         f"{what}: {path} imports {name}, and Python takes {taken} for it, not {beside}: give one of "
                         "them another name"
                     )
+                if taken is not None:
+                    yield name, beside
 
 
 def _executed(tree: ast.AST) -> Iterator[ast.AST]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -186,6 +187,22 @@ def test_an_edited_file_is_read_again(here: Path, monkeypatch: pytest.MonkeyPatc
     assert "FAR" in second.__doc__
     assert "FAR" not in first.__doc__
     assert code_digest(first) == code_digest(second), "a docstring computes nothing"
+
+
+def test_an_edited_helper_is_not_taken_for_what_python_has_loaded(tmp_path: Path) -> None:
+    """Neither one that a file imports nor one that its helper imports."""
+    (tmp_path / "inner_of_a_test.py").write_text("RATE = 1\n")
+    (tmp_path / "outer_of_a_test.py").write_text("from inner_of_a_test import RATE\n")
+    (tmp_path / "own.py").write_text("from outer_of_a_test import RATE\nclass Mine:\n    rate = RATE\n")
+    name = f"{tmp_path}/own.py:Mine"
+    first = import_object(name, "algorithm.name")
+    assert import_object(name, "algorithm.name") is first
+    (tmp_path / "inner_of_a_test.py").write_text("RATE = 22\n")
+    with pytest.raises(UserError, match=r"inner_of_a_test\.py has been edited since Python loaded it.* importlib\.reload"):
+        import_object(name, "algorithm.name")
+    for module in ("inner_of_a_test", "outer_of_a_test"):
+        importlib.reload(sys.modules[module])
+    assert (import_object(name, "algorithm.name").rate, first.rate) == (22, 1)
 
 
 def test_the_name_of_a_folder() -> None:
