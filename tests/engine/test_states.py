@@ -245,6 +245,7 @@ def on_two_nodes(local, output, algorithm, fate):
         pytest.param("scaffold", "keep", marks=pytest.mark.slow),
         pytest.param("scaffold", "lose", marks=pytest.mark.slow),
         pytest.param("scaffold", "silent", marks=pytest.mark.slow),
+        pytest.param("scaffold", "late", marks=pytest.mark.slow),
         pytest.param("fedavg", "lose", marks=pytest.mark.slow),
         pytest.param("fedsiam_da", "keep", marks=pytest.mark.slow),
         pytest.param("fedavg", "sums", marks=pytest.mark.slow),
@@ -263,5 +264,6 @@ def test_two_nodes(algorithm, fate, tmp_path):
     assert (" answers again" in log) == (fate == "silent")
     assert "node actor: on" in log
     assert ("was lost on its host; doing them again" in log) == (fate == "sums")
+    assert fate != "late" or "doing them elsewhere, too" in log
     assert fate != "sums" or log.count("node actor: on") == 2
     assert_same(local, found)

@@ -1,7 +1,8 @@
 """A program of its own: a run on a cluster of two nodes, of which the second may be lost in the middle, or join then.
 
-`python two_nodes.py OUTPUT ALGORITHM keep|lose|join|sums|silent|buffered`; with `sums` the actor that adds up on the
-second node dies, with `silent` that node gives no answer for some rounds, and with `buffered` rounds are asynchronous.
+`python two_nodes.py OUTPUT ALGORITHM keep|lose|join|sums|silent|late|buffered`; with `sums` the actor that adds up on
+the second node dies, with `silent` that node gives no answer for some rounds, with `late` only its client actor, and
+with `buffered` rounds are asynchronous.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import ray
@@ -32,8 +35,17 @@ def signal_second(number):
     import psutil  # it comes with Ray, and is found once Ray is imported
 
     raylet = psutil.Process(second.all_processes["raylet"][0].process.pid)
-    for process in [raylet, *raylet.children(recursive=True)]:
+    below = raylet.children(recursive=True)
+    actors = [process for process in below if "ray::ClientActor" in " ".join(process.cmdline())]
+    for process in actors if fate == "late" else [raylet, *below]:
         process.send_signal(number)
+
+
+def saved_twice():
+    """Clients whose states are in more than one file, on whatever nodes."""
+    folders = [Path(output) / "run" / ".states", *Path(tempfile.gettempdir()).glob("fedray-*")]
+    files = [path.name for folder in folders for path in folder.glob("client-*")]
+    return [client for client, count in Counter(name.split("-")[1] for name in files).items() if count > 1]
 
 
 stopped = False
@@ -46,6 +58,14 @@ def callback(report):
         signal_second(signal.SIGSTOP)
     if fate == "silent" and report.round == 8:
         signal_second(signal.SIGCONT)
+    if fate == "late" and report.round % 3 < 2 and report.round < ROUNDS:
+        signal_second(signal.SIGCONT if report.round % 3 else signal.SIGSTOP)
+    if fate == "late" and report.round == ROUNDS:
+        # the second node drops what came too late without being waited for
+        end = time.monotonic() + 30
+        while saved_twice():
+            assert time.monotonic() < end, saved_twice()
+            time.sleep(0.1)
     if report.round == 5 and fate == "lose" and second is not None:
         cluster.remove_node(second, allow_graceful=False)
         second = None

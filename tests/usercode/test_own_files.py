@@ -198,7 +198,9 @@ def test_an_edited_helper_is_not_taken_for_what_python_has_loaded(tmp_path: Path
     first = import_object(name, "algorithm.name")
     assert import_object(name, "algorithm.name") is first
     (tmp_path / "inner_of_a_test.py").write_text("RATE = 22\n")
-    with pytest.raises(UserError, match=r"inner_of_a_test\.py has been edited since Python loaded it.* importlib\.reload"):
+    with pytest.raises(
+        UserError, match=r"inner_of_a_test\.py has been edited since Python loaded it.* importlib\.reload"
+    ):
         import_object(name, "algorithm.name")
     for module in ("inner_of_a_test", "outer_of_a_test"):
         importlib.reload(sys.modules[module])

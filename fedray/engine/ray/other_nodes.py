@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from fedray.engine.ray.client_actor import ASKED
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, SAY_SECONDS, living_nodes
 from fedray.engine.ray.node_actor import NodeActor
 from fedray.engine.state.states import ENDING_SECONDS, StateFile, StateFolder
-from fedray.engine.tasks import Handle, Task
+from fedray.engine.tasks import Handle, PhaseTask, ScoreTask, Task
 from fedray.errors import StateLost
 from fedray.experiment.experiment import Experiment
 
@@ -91,6 +92,19 @@ class OtherNodes:
         if handle.node == self.here.node:
             return ray.put(self.here.read(handle))
         return self.actor(handle.node).read.remote(handle)
+
+    def within_reach(self, task: Task, node: str, copies: dict[Any, Any]) -> Task:
+        """Returns ``task`` with its handles replaced by handles that an actor on ``node`` can resolve. ``copies`` has
+        those that Ray's store has already, and gets the new ones."""
+        if isinstance(task, ScoreTask):
+            return replace(task, states=[self.near(state, node) for state in task.states])
+        if not isinstance(task, PhaseTask):
+            return task
+        # several clients may have received the same model
+        received = {each: copies.get(each) or self.near(each, node) for each in set(task.received)}
+        copies |= {each: there for each, there in received.items() if there is not each}
+        states = [self.near(state, node) for state in task.states]
+        return replace(task, states=states, received=[received[each] for each in task.received])
 
     def store(self, file: StateFile, target: Path) -> None:
         """Writes the client's state in ``file``, on any node, to the file ``target`` on the server's node."""

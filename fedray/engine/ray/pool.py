@@ -7,7 +7,6 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from fedray.engine.ray.stored import StoredData
 from fedray.engine.ray.watch import TaskInFlight, Watch, work_of
 from fedray.engine.state.packing import Enclosed, Packed
 from fedray.engine.state.states import State, StateFile, StateFolder
-from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task, working_seconds
+from fedray.engine.tasks import AnyTask, Handle, PhaseTask, Task, working_seconds
 from fedray.errors import ClientError, Unreachable
 from fedray.experiment.experiment import Experiment
 
@@ -202,10 +201,16 @@ class RayPool:
             return
         self._watch.arrived(member)
         if not wanted:
+            # the states of the result that came first are those that count
+            if isinstance(task, PhaseTask) and sent.done_on not in (None, member.node):
+                self.drop(result.states)
             return
         self._left.remove(id(task))
         if id(task) in self._repeated:
             self._queue = deque(other for other in self._queue if other is not task)
+        for other in self._sent.values():
+            if other.task is task:
+                other.done_on = member.node
         if isinstance(task, PhaseTask):
             self._owners[task.start] = member
             if not task.phase:
@@ -310,6 +315,8 @@ class RayPool:
         """Prepares the pool for going back to the run's last checkpoint: forgets the tasks that are being done, whose
         results nobody needs any more, and removes the clients' states on other nodes than the server's."""
         self.attempt += 1
+        for sent in self._sent.values():
+            sent.done_on = None
         self._left, self._owners = set(), {}
         self._sums.clear()
         self.nodes.clear(self._answering_nodes())
@@ -343,25 +350,12 @@ class RayPool:
 
     def _send(self, member: Member, task: Task) -> None:
         number = next(self._numbers)
-        near = self._within_reach(task, member.node)
+        near = self.nodes.within_reach(task, member.node, self._copies)
         if isinstance(task, PhaseTask) and member.node != self.nodes.here.node:
             reference, sums = member.actor.run_apart.options(num_returns=2).remote(number, near)
         else:
             reference, sums = member.actor.run.remote(number, near), None
         self._sent[reference] = TaskInFlight(member, task, number, sums)
-
-    def _within_reach(self, task: Task, node: str) -> Task:
-        """Returns ``task`` with its handles replaced by handles that an actor on ``node`` can resolve."""
-        near = self.nodes.near
-        if isinstance(task, ScoreTask):
-            return replace(task, states=[near(state, node) for state in task.states])
-        if not isinstance(task, PhaseTask):
-            return task
-        # several clients may have received the same model
-        received = {each: self._copies.get(each) or near(each, node) for each in set(task.received)}
-        self._copies |= {each: there for each, there in received.items() if there is not each}
-        states = [near(state, node) for state in task.states]
-        return replace(task, states=states, received=[received[each] for each in task.received])
 
     def _choose(self, member: Member, active: Sequence[Member]) -> Task | None:
         """Returns the first task in the queue whose previous phase was done by ``member``, or by an actor that gets no

@@ -39,7 +39,7 @@ class TaskInFlight:
     of the clients' uploads if these may stay on the actor's node, and otherwise None. ``at`` is the time
     (``time.monotonic()``) of sending. ``missing`` is the time of an answer by which the actor turned out not to have
     the task (any more), or None if it may still have it. ``elsewhere`` says that the task was given to another actor,
-    too.
+    too. ``done_on`` is the node of the actor whose result of the same task came first, or None.
     """
 
     member: Member
@@ -49,6 +49,7 @@ class TaskInFlight:
     at: float = field(default_factory=time.monotonic)
     missing: float | None = None
     elsewhere: bool = False
+    done_on: str | None = None
 
     def expected(self) -> float:
         """Returns how many seconds the task should take at the actor's speed so far. The result is infinity if this is
