@@ -77,7 +77,8 @@ class TaskCutter:
         the cohort, so that the sums over these clients can be added up within the region. The regions get so many
         clients each that all are expected to need the same time.
         """
-        self._work = [load_of(size, self.training).seen for size in cohort.sizes]
+        seen = {size: load_of(size, self.training).seen for size in set(cohort.sizes)}
+        self._work = [seen[size] for size in cohort.sizes]
         members, regions = len(cohort.ids), self.pool.regions
         undivided = None if self.chunk is None else stacks(members, self.chunk)
         ranges = split_by_work(self._work, [region.speed for region in regions], undivided)
