@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedray.engine.interrupting import let_children_end
+
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
 """Settings of glibc's memory allocator with which a training step returns no memory to the system. Setting only one of
 the two thresholds is worse than setting none. Larger values make no step faster, and let every process keep more
@@ -112,11 +114,12 @@ def runtime_env(threads: int, portable: bool) -> dict[str, Any] | None:
 
 
 def enter_ray_process() -> None:
-    """Does in a process that Ray has started what :data:`PROCESS` says.
+    """Does in a process that Ray has started what :data:`PROCESS` says, and lets its children get SIGTERM.
 
     Ray puts the driver's working directory first in the import path. A file there with the name of a module of Python
     or of a library, such as profile.py, would be imported instead of that module. So it is moved to the end.
     """
+    let_children_end()
     given = json.loads(os.environ.get(PROCESS, "{}"))
     os.environ.update(given.get("variables", {}))
     last = given.get("last", [])

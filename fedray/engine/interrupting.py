@@ -1,12 +1,19 @@
-"""Lets the user stop a run or a sweep with Ctrl-C, so that it ends with a checkpoint."""
+"""Lets the user stop a run or a sweep with Ctrl-C or SIGTERM, so that it ends with a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+TOGETHER = 0.5
+"""The seconds in which a second signal belongs to the first one: ``timeout`` sends one to its child and then one to all
+processes."""
 
 
 @contextlib.contextmanager
@@ -16,17 +23,23 @@ def interruptible(
     """A context in which the user can stop a run or a sweep with Ctrl-C. It yields an event, ``stopping`` or a new one,
     which the first Ctrl-C or SIGTERM sets; the code in the context must check this event and end.
 
-    At the first signal ``say`` is called with a text for the user: ``line`` and a hint that a second signal stops at
+    At the first signal ``say`` is called with a text for the user: ``line`` and a hint that a further signal stops at
     once, by a KeyboardInterrupt. Outside the main thread, where signals can't be caught, the event is never set.
     """
     stopping = threading.Event() if stopping is None else stopping
+    asked = -math.inf
     if threading.current_thread() is not threading.main_thread():
         yield stopping
         return
 
     def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        now = time.monotonic()
+        if now - asked < TOGETHER:
+            return
         if stopping.is_set():
             raise KeyboardInterrupt
+        asked = now
         stopping.set()
         say(f"{line} (once more to stop at once) ...")
 
@@ -36,3 +49,21 @@ def interruptible(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def starting_helpers() -> Iterator[None]:
+    """A context for a thread that starts processes which must outlive SIGTERM. These, and the processes that they start
+    in turn, do not get it. ``timeout``, a shell or a service manager sends it to all processes of a run at once, and
+    without the others the one that the user has started could not write its checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_children_end() -> None:
+    """Lets processes that the user's code forks from this one get SIGTERM, even if :func:`starting_helpers` keeps it
+    from this process: multiprocessing ends processes by it."""
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}))

@@ -308,21 +308,32 @@ def test_something_is_shown_before_torch_is_loaded(tmp_path):
 LONG = ["run.rounds=30", "run.eval_every=15", "data.clients=4", "run.checkpoint_every=1000", "train.local_steps=40"]
 
 
-@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_interrupted(kind, capsys, begin):
-    """Ctrl-C ends a run after its round; the same command then ends with the bits of an unbroken run."""
+def one_signal(process):
+    process.send_signal(signal.SIGINT)
+
+
+def as_timeout_does(process):
+    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("kind", "send"), [("local", one_signal), ("ray", as_timeout_does)])
+def test_interrupted(kind, send, capsys, begin):
+    """Ctrl-C, or a signal to Ray's processes, too, ends a run after its round; the same command then ends with the bits
+    of an unbroken run."""
     done(*LONG, "run.output=whole")
     engine = [f"engine.kind={kind}", "engine.address=local", "engine.actors=1"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     Path("hold.py").write_text(HOLD)
     held = [*LONG, *engine, "run.callbacks=[hold.py:hold]"]
-    process = begin(command(*held), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = begin(command(*held), **pipes, env=environment, start_new_session=True)
     shown = ""
     while "round 1/30" not in shown:
         line = process.stdout.readline()
         assert line, shown
         shown += line
-    process.send_signal(signal.SIGINT)
+    send(process)
     Path("go").touch()
     output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors

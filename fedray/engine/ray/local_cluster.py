@@ -17,6 +17,7 @@ import ray
 
 from fedray.config import EngineConfig
 from fedray.engine.environment import given_to_cluster
+from fedray.engine.interrupting import starting_helpers
 from fedray.errors import RayNotStarted, UserError, first_line, first_sentence
 
 INLINE_BYTES = 4 << 20
@@ -116,7 +117,7 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
     try:
         # Ray itself lets all users read and write its folder, so the folder around it keeps them out
         _make_private(folder.parent)
-        with given_to_cluster(engine.threads, engine.portable_bits):
+        with starting_helpers(), given_to_cluster(engine.threads, engine.portable_bits):
             started: Any = ray.init(
                 address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
                 _temp_dir=str(_short(folder)), **options,
@@ -124,8 +125,7 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
         _sessions.append(Path(started.address_info["session_dir"]))
         return None
     except Exception as error:  # of all kinds; some are plain Exceptions
-        ray.shutdown()
-        end_processes()
+        shut_down()
         if engine.spill_dir is not None and isinstance(error, (OSError, ValueError)):
             raise UserError(
                 f"Ray did not start with engine.spill_dir={engine.spill_dir}: {first_line(error)}"
@@ -133,15 +133,32 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
         return first_sentence(error).rstrip(".")
 
 
-def end_processes() -> None:
-    """Kills all processes of the Ray clusters that this process has started, and waits until they are gone."""
+def shut_down() -> None:
+    """Closes the connection to Ray, and kills all processes of the Ray clusters that this process has started. Returns
+    when they are gone."""
+    # Ray would ask each of them to end by SIGTERM, which does not reach it, and wait for a second. The GCS server is
+    # what Ray says goodbye to
+    _end_processes(but="gcs_server")
+    ray.shutdown()
+    _end_processes()
+
+
+def _end_processes(but: str = "") -> None:
+    """Kills the processes of the Ray clusters that this process has started, and all that they have started, and waits
+    until they are gone. Processes with the name ``but`` stay."""
     import psutil  # it comes with Ray, and is found once Ray is imported
 
     # the name of a cluster's folder contains the number of the process that started it
     ours = re.compile(rf"/session_[\d_-]+_{os.getpid()}(/|$)", re.MULTILINE)
 
-    def left() -> list[Any]:
-        return [each for each in psutil.process_iter(["cmdline"]) if ours.search("\n".join(each.info["cmdline"] or ()))]
+    def left() -> set[Any]:
+        found = set()
+        for each in psutil.process_iter(["cmdline", "name"]):
+            if each.info["name"] != but and ours.search("\n".join(each.info["cmdline"] or ())):
+                with contextlib.suppress(psutil.Error):
+                    # workers have other command lines
+                    found |= {each, *each.children(recursive=True)}
+        return found
 
     while found := left():
         for each in found:
@@ -152,8 +169,7 @@ def end_processes() -> None:
 
 def remove_files() -> None:
     """Removes the files, such as logs, of the Ray clusters that this process has started. Must be called after
-    ``ray.shutdown()``, because processes of these clusters that still run are killed."""
-    end_processes()
+    :func:`shut_down`."""
     while _sessions:
         session = _sessions.pop()
         shutil.rmtree(session, ignore_errors=True)

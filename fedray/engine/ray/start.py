@@ -81,16 +81,19 @@ class _Connection:
         """Waits until nobody uses the connection, and closes it. Must be called by the thread that has made it."""
         import ray
 
+        from fedray.engine.ray.local_cluster import remove_files, shut_down
+
         self.changing.wait_for(lambda: not self.users)
         self.is_open = False
         self.changing.notify_all()
         if _Connection.current is not self:
             return
-        ray.shutdown()
+        if self.is_new:
+            shut_down()
+        else:
+            ray.shutdown()
         forget_cluster()
         if self.is_new and not self.failed:
-            from fedray.engine.ray.local_cluster import remove_files
-
             remove_files()
         _Connection.current = None
 
