@@ -114,7 +114,7 @@ def runtime_env(threads: int, portable: bool) -> dict[str, Any] | None:
 
 
 def enter_ray_process() -> None:
-    """Does in a process that Ray has started what :data:`PROCESS` says, and lets its children get SIGTERM.
+    """Does in a process that Ray has started what :data:`PROCESS` says, and lets its children be ended.
 
     Ray puts the driver's working directory first in the import path. A file there with the name of a module of Python
     or of a library, such as profile.py, would be imported instead of that module. So it is moved to the end.

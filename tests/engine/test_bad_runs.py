@@ -347,3 +347,26 @@ def test_interrupted(kind, send, capsys, begin):
     done(*LONG)
     sums = [yaml.safe_load(Path(f, "run/summary.json").read_text())["model_sha256"] for f in ("runs", "whole")]
     assert sums[0] == sums[1]
+
+
+AT_A_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY); os.execv(sys.executable, sys.argv[1:])"
+)
+
+
+def test_the_terminal_is_closed(begin):
+    """As it is when an SSH connection breaks."""
+    Path("hold.py").write_text(HOLD)
+    ours, theirs = os.openpty()
+    run = command(*LONG, "engine.kind=local", "run.callbacks=[hold.py:hold]")
+    at_it = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    process = begin([sys.executable, "-c", AT_A_TERMINAL, *run], **at_it)
+    os.close(theirs)
+    shown = b""
+    while b"1/30" not in shown:
+        shown += os.read(ours, 1 << 16)
+    os.close(ours)
+    Path("go").touch()
+    assert process.wait(200) == 130
+    assert yaml.safe_load(Path("runs/run/summary.json").read_text())["status"] == "interrupted"
+    assert list(Path("runs/run/checkpoints").glob("round-*"))
