@@ -28,6 +28,7 @@ from ray.tune.stopper import Stopper
 from fedray.engine.environment import user_import_path
 from fedray.engine.machines.leftovers import SCRATCH
 from fedray.engine.ray.engine import ship_user_code
+from fedray.engine.ray.start import how_busy
 from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError
 from fedray.tuning.memory_monitor import survive_memory_monitor
@@ -243,7 +244,8 @@ class SourceStopper(Stopper, tune.Callback):
             self.error = Interrupted()
         elif self.waiting_since is not None and time.monotonic() - self.waiting_since > self.start_timeout:
             shortage = trial_shortage(self.bundles)
-            self.error = UserError(f"no trial could be started in {self.start_timeout:g} s: {shortage}")
+            found = f"no trial could be started in {self.start_timeout:g} s: {shortage}; {how_busy()}"
+            self.error = UserError(found)
         return self.error is not None
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:

@@ -98,7 +98,9 @@ class _Connection:
         _Connection.current = None
 
 
-def _busy() -> str:
+def how_busy() -> str:
+    """Returns a text for messages about processes that do not start: ``9 processes want this machine's 2
+    processors``."""
     return f"{os.getloadavg()[0]:.0f} processes want this machine's {os.cpu_count()} processors"
 
 
@@ -156,12 +158,12 @@ class RayStart:
         patience, waited = PATIENCE, 0.0
         while wait([self._found], timeout=patience).not_done:
             waited += patience
-            self.say(f"Ray has not started for {waited:.0f} s; waiting for its processes ({_busy()}) ...")
+            self.say(f"Ray has not started for {waited:.0f} s; waiting for its processes ({how_busy()}) ...")
             patience = 4 * PATIENCE
         try:
             connection = self._found.result()
         except RayNotStarted as error:
-            raise RayNotStarted(f"{error}; {_busy()}") from None
+            raise RayNotStarted(f"{error}; {how_busy()}") from None
         return connection is not None and connection.is_new
 
     def gpus(self) -> float:
