@@ -18,6 +18,7 @@ port=6379
 # last line's for the head alone.
 export RAY_enable_metrics_collection=0 AUTOSCALER_METRIC_PORT=-1 DASHBOARD_METRIC_PORT=-1
 export RAY_USAGE_STATS_ENABLED=0 RAY_gcs_rpc_server_reconnect_timeout_s=20
+export RAY_JOB_STOP_WAIT_TIME_S=300 # of `ray job stop`, for the round in progress and a checkpoint; by default it is 3
 unset RAY_enable_autoscaler_v2 RAY_CLOUD_INSTANCE_ID RAY_NODE_TYPE_NAME OMP_NUM_THREADS PYTHONWARNINGS
 
 fail() { echo "$*" >&2; exit 1; }

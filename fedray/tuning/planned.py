@@ -174,18 +174,20 @@ def make_runs(
             custom(group[0].settings)
     failures: dict[str, str] = {}
     first = load(planned[0].settings)
-    line = "stopping the runs after this round"
-    with RayStart(first.engine, view.say, at_once=True) as start, interruptible(view.say, line) as stopping:
+    with RayStart(first.engine, view.say, at_once=True) as start:
+        # before interruptible, because Ray's own handler of SIGTERM writes lines about the signal
         start.ready()
         prepare(first.run.loggers, first.run.group or Path(output_name(place)).name)
         view.began([run.folder for run in planned])
         try:
-            for group in groups.values():
-                if _make(group, place, view, custom(group[0].settings), start, most, stopping, failures):
-                    return Made(failures, True)
+            with interruptible(view.say, "stopping the runs after this round") as stopping:
+                stopped = any(
+                    _make(group, place, view, custom(group[0].settings), start, most, stopping, failures)
+                    for group in groups.values()
+                )
         finally:
             view.stop()
-    return Made(failures, False)
+    return Made(failures, stopped)
 
 
 def named_data(settings: Mapping[str, Any]) -> CustomObjects:
