@@ -31,10 +31,10 @@ def interruptible(
     once, by a KeyboardInterrupt. Outside the main thread, where signals can't be caught, the event is never set.
     """
     stopping = threading.Event() if stopping is None else stopping
-    asked, terminals = -math.inf, [output for output in (1, 2) if os.isatty(output)]
     if threading.current_thread() is not threading.main_thread():
         yield stopping
         return
+    asked, terminals = -math.inf, [output for output in (1, 2) if os.isatty(output)]
 
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
