@@ -29,6 +29,21 @@ psutil = pytest.importorskip("psutil", reason=f"it comes with Ray {ray.__version
 FAILING = {"RAY_GCS_SERVER_PORT": "none"}
 """Ray can't start with this, and finds out at once."""
 
+ENDS_SLOWLY = """
+import time
+
+import ray
+import psutil
+
+from fedray.config import EngineConfig
+from fedray.engine.ray.start import RayStart
+
+kill = psutil.Process.kill
+psutil.Process.kill = lambda process: (time.sleep(0.5), kill(process))
+with RayStart(EngineConfig(), print, at_once=True) as start:
+    start.ready()
+"""
+
 
 def left_of(process: int) -> list[Any]:
     """Returns the processes of clusters that this process has started."""
@@ -36,6 +51,14 @@ def left_of(process: int) -> list[Any]:
     return [
         each for each in psutil.process_iter(["cmdline"]) if ours.search(" ".join(each.info["cmdline"] or ()) + "/")
     ]
+
+
+def test_nothing_is_said_about_processes_that_end_one_after_another() -> None:
+    """As on a busy machine."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_SLOWLY], capture_output=True, text=True, timeout=100, check=True
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("starting Ray on this machine ...\n", "")
 
 
 @pytest.mark.slow

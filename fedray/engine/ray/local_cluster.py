@@ -161,9 +161,11 @@ def _end_processes(but: str = "") -> None:
         return found
 
     while found := left():
-        for each in found:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
+        # all are stopped before the first is killed, because they tell the user about each other's deaths
+        for end in (psutil.Process.suspend, psutil.Process.kill):
+            for each in found:
+                with contextlib.suppress(psutil.Error):
+                    end(each)
         psutil.wait_procs(found, timeout=10)
 
 
