@@ -5,6 +5,8 @@ The keys themselves are defined in :mod:`fedray.config.sections`.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import re
 import typing
@@ -268,17 +270,21 @@ def assign(values: dict[str, Any], override: str) -> None:
     section[last] = value
 
 
-def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
+def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "", before: Any = None) -> Any:
     """Checks the ``values`` of a section of the configuration, given by key, and returns them as an instance of the
     section's class ``model``, such as :class:`TrainConfig`.
 
     Raises :class:`UserError` with a message of one line if a key is unknown or a value is not allowed. The message
-    begins with ``where``, such as the name of the file that has the values. In the message, ``prefix``, such as
+    begins with ``where``, such as the name of the file that has the values; not if the values ``before``, which are
+    those of the file where ``values`` have others in their place, are right. In the message, ``prefix``, such as
     ``algorithm.``, is put in front of the keys.
     """
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
+        with contextlib.suppress(ValidationError):
+            if before is not None and model.model_validate(dict(before)):
+                where = ""
         lines: dict[Any, str] = {}
         for problem in error.errors():
             of_a_key = problem["type"] != "extra_forbidden"
@@ -380,9 +386,10 @@ def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterab
             raise UserError(f"{where}{FOR_ALGORITHM}: {other}: {FOR_ALGORITHM} can't be nested")
         check(Config, of_it, f"{where}{FOR_ALGORITHM}: {other}: ")
     values = for_algorithm(values, _algorithm_of(asked) or _algorithm_of(values) or ALGORITHM)
+    before = copy.deepcopy(values)
     for override in overrides:
         assign(values, override)
-    checked: Config = check(Config, values, where)
+    checked: Config = check(Config, values, where, before=before)
     return checked
 
 

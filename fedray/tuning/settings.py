@@ -154,11 +154,12 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
     wrong key or value. Its message begins with ``where``, which names the file.
     """
     written = expand(section({"tune": of_file}, "tune", where))
-    objective = overrides.get("objective", written.get("objective"))
     both = expand(flat({**written, "objective": None}) | flat({**overrides, "objective": None}))
-    if isinstance(objective, str):
-        objective = {objective: None}
-    tune: TuneConfig = check(TuneConfig, {**both, "objective": {} if objective is None else objective}, where, "tune.")
+    both["objective"] = overrides.get("objective", written.get("objective"))
+    for each in (written, both):
+        said = each.get("objective") or {}
+        each["objective"] = {said: None} if isinstance(said, str) else said
+    tune: TuneConfig = check(TuneConfig, both, where, "tune.", before=written)
     if tune.storage is not None:
         tune = tune.model_copy(update={"storage": _permanent_url(tune.storage)})
     for name in tune.objective:

@@ -163,6 +163,16 @@ def test_more_config_files(capsys):
     assert "one config file at most, not a.yaml and b.yaml" in refused(capsys, "a.yaml", "b.yaml")
 
 
+def test_what_replaces_values_of_a_file_is_not_said_to_be_in_it(capsys):
+    Path("c.yaml").write_text("train: {lr: 0.1}")
+    assert refused(capsys, "c.yaml", "train.lr=0").startswith("train.lr must be above 0")
+    assert refused(capsys, "c.yaml", "train.lrr=1").startswith("unknown key train.lrr")
+    Path("c.yaml").write_text("train: {lr: 0}")
+    assert refused(capsys, "c.yaml", "train.momentum=0.5").startswith("c.yaml: train.lr must be above 0")
+    Path("space.yaml").write_text("spaces: {one: {train.lr: {uniform: [0.1, 1]}}}")
+    assert refused(capsys, "space.yaml", "tune.trial=1", command="tune", base=[]).startswith("unknown key tune.trial ")
+
+
 def test_what_yaml_may_look_like():
     """1e-3 is a number, an empty section is none, a date is text, and what is dotted is nested."""
     Path("c.yaml").write_text(
