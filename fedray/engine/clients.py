@@ -85,9 +85,9 @@ class Clients:
             module, experiment.task, self.device, experiment.precision, draws,
             behaviour.changing, behaviour.writes, behaviour.overwrites,
         )  # fmt: skip
-        others = *type(self.algorithm).__mro__, *experiment.upload
         robust = bool(experiment.robust is not None and experiment.robust.user_code)
-        self.user_defined = user_defined or robust or not all(map(is_of_known, others))
+        self.own_rule = not all(map(is_of_known, type(self.algorithm).__mro__))
+        self.user_defined = user_defined or robust or self.own_rule or not all(map(is_of_known, experiment.upload))
         if behaviour.draws - {"torch"}:
             self.network.rng = every_rng
         if experiment.compile:

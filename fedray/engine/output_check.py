@@ -40,7 +40,7 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
     if not isinstance(result, Result):
         raise UserError(f"{where} must return a Result, not {type(result).__name__}")
     forms = {}
-    for key, value, kind in _things(result):
+    for key, value, kind in things_of(result):
         row = row_of(value)
         shape = tuple(getattr(row, "shape", ()))
         if not shape or shape[0] != clients:
@@ -71,7 +71,9 @@ def check_same_forms(found: Forms | None, before: Forms | None, algorithm: Algor
             )
 
 
-def _things(result: Result) -> Iterator[tuple[str, Any, str]]:
+def things_of(result: Result) -> Iterator[tuple[str, Any, str]]:
+    """Yields the values that a phase has returned in ``result``, each as its name in messages, such as
+    ``uploads['y']``, the value, and for an upload how it is summed, such as ``weighted_mean of a ``."""
     for name, upload in result.uploads.items():
         yield f"uploads[{name!r}]", upload.value, f"{upload.weights} of a "
         if upload.scale is not None:

@@ -26,6 +26,7 @@ from fedray.engine.clipping import clipped
 from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
+from fedray.engine.row_check import mixing_phase
 from fedray.engine.state.packing import on_host
 from fedray.engine.tasks import CANDIDATES, Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.engine.upload_steps import UploadSteps
@@ -63,6 +64,9 @@ class PhaseRunner:
         self._robust = clients.experiment.robust is not None
         self._privacy = clients.experiment.privacy
         self._keeps_momentum = clients.experiment.training.momentum_reset == "never"
+        # a compiler would have to compile everything once more for a client alone
+        to_try = clients.experiment.vectorize and not clients.experiment.compile and clients.own_rule
+        self._to_try = {*range(len(self.algorithm.phases))} if to_try else set()
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Runs a phase of the algorithm for the clients of ``task``. The result has the sums of the clients' uploads,
@@ -113,6 +117,9 @@ class PhaseRunner:
         """Runs a phase for one stack, and adds the uploads to ``leaves`` and all other results to ``merged``. The
         stack's first client is at ``position`` in the cohort, and its clients are the entries ``rows`` of the
         task's lists."""
+        if task.phase in self._to_try and rows.stop - rows.start > 1:
+            self._to_try.remove(task.phase)
+            self._try(task, position, rows)
         try:
             result, client = self._phase(task, task.phase, position, rows)
         except (StateLost, Unreachable, UserError, _Apart):
@@ -145,6 +152,16 @@ class PhaseRunner:
                 merged.states += self.clients.traffic.write(names, result.state)
         self._merge(task, result, client, position, rows, leaves, merged)
         self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
+
+    def _try(self, task: PhaseTask, position: int, rows: slice) -> None:
+        """Tells the user if the algorithm's phase mixes the clients in ``rows``."""
+
+        def run(few: PhaseTask, these: slice) -> tuple[Result, ClientPhase]:
+            return self._phase(few, few.phase, position, these)
+
+        if line := mixing_phase(task, rows, f"{type(self.algorithm).__name__}.{self._name(task.phase)}", run):
+            self.clients.say(line)
+        self.clients.network.unload()
 
     def _as_sent(self, result: Result, client: ClientPhase, task: PhaseTask, rows: slice) -> Result:
         """Returns the result of a stack as its clients send it: after the steps of an upload, without private layers,

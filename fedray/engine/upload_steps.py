@@ -14,8 +14,10 @@ from fedray.client.phase import ClientPhase
 from fedray.core.upload import UploadRows, UploadStep
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
+from fedray.engine.row_check import mixing_step
 from fedray.engine.tasks import Handle
 from fedray.errors import UserError
+from fedray.gradients.known_code import is_of_known
 from fedray.tracking.diagnostics import LOCAL_UPDATE
 from fedray.usercode.importing import as_user_error
 
@@ -31,6 +33,7 @@ class UploadSteps:
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.steps = clients, clients.experiment.upload
+        self._to_try = {place for place, step in enumerate(self.steps) if not is_of_known(step)}
 
     @torch.no_grad()
     def apply(self, result: Result, client: ClientPhase, phase: str, handles: Sequence[Handle | None]) -> Result:
@@ -63,7 +66,11 @@ class UploadSteps:
                 label = f"step {place + 1} of upload {name}"
                 if getattr(step, "keeps", False):
                     of_rows.kept = self.clients.kept(handles, label, rows.shape[1])
-                rows = _checked(step, rows, of_rows)
+                if place in self._to_try and len(rows) > 1:
+                    self._to_try.remove(place)
+                    rows = self._tried(step, rows, of_rows)
+                else:
+                    rows = _checked(step, rows, of_rows)
                 if of_rows.kept is not None:
                     kept[label] = of_rows.kept
             if shared is not None:
@@ -72,6 +79,15 @@ class UploadSteps:
         # the file has everything that a client keeps, so vectors that the phase does not return are copied
         state = {**client.state, **result.state, **kept} if kept else result.state
         return replace(result, uploads=uploads, state=state)
+
+    def _tried(self, step: UploadStep, rows: Tensor, upload: UploadRows) -> Tensor:
+        """As :func:`_checked`, and tells the user if the step mixes clients."""
+        row, kept = rows[:1].clone(), None if upload.kept is None else upload.kept[:1].clone()
+        found = _checked(step, rows, upload)
+        alone = replace(upload, clients=upload.clients[:1], kept=kept)
+        if line := mixing_step(_name(step), found, lambda: step(row, alone)):
+            self.clients.say(line)
+        return found
 
     def _rows_of(self, value: Vector, client: ClientPhase) -> tuple[Tensor, Tensor | None]:
         """Returns the rows ``[C, parameters]`` that the steps get for the upload ``value``, and what was
@@ -103,7 +119,7 @@ class UploadSteps:
 def _checked(step: UploadStep, rows: Tensor, upload: UploadRows) -> Tensor:
     """Returns ``step(rows, upload)``. Raises :class:`UserError` if the step fails, or returns or keeps anything but
     rows of the same shape and type."""
-    name = getattr(step, "__name__", type(step).__name__)
+    name = _name(step)
     with as_user_error(f"train.upload: {name} failed on the upload {upload.name!r} of round {upload.round}"):
         found: Any = step(rows, upload)
     for what, value in (("return", found), *([("keep", upload.kept)] if getattr(step, "keeps", False) else [])):
@@ -112,3 +128,7 @@ def _checked(step: UploadStep, rows: Tensor, upload: UploadRows) -> Tensor:
             raise UserError(f"train.upload: {name} must {what} rows {list(rows.shape)} {rows.dtype}, not {form}")
     result: Tensor = found
     return result
+
+
+def _name(step: UploadStep) -> str:
+    return str(getattr(step, "__name__", type(step).__name__))
