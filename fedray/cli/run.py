@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
         display.console.print(profile_table(result.profile))
     if summary["status"] == "interrupted":
         kept = config.run.checkpoint_every or not summary["rounds"]
-        display.say("to go on, give the same command again" if kept else "run.checkpoint_every=0: it can't be resumed")
+        display.say(f"to {'go on' if kept else 'begin anew (run.checkpoint_every=0)'}, give the same command again")
         return EXIT_INTERRUPTED
     return EXIT_DIVERGED if summary["status"] == "diverged" else 0
 

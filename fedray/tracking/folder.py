@@ -140,18 +140,28 @@ class RunFolder:
                 f"{self.path} has no {INPUTS}, so that nobody can tell whether it is of the same data and code: "
                 "run.resume=true takes it for the same run, run.resume=false starts over (the old one is renamed)"
             )
+        if status == "interrupted" and resume is not True and not (self.config.run.checkpoint_every or self._saved()):
+            assert summary is not None
+            line = (
+                f"the run in {self.path} was interrupted after {summary['rounds']} rounds, of which "
+                "run.checkpoint_every=0 has kept nothing to go on from: starting over (the old one is renamed)"
+            )
+            return FoundRun("new", line=WARNING + line)
         self._check_past(old["run"], summary)
         is_complete = summary is not None and (summary["rounds"] == wanted or bool(summary.get("stopped_by")))
         is_finished = status == "diverged" or (status == "completed" and is_complete)
         return FoundRun("finished" if is_finished else "unfinished", rounds, summary)
+
+    def _saved(self) -> list[int]:
+        """Returns the rounds of the checkpoints that the folder has."""
+        return [int(path.name[6:]) for path in self.checkpoints.glob("round-" + "[0-9]" * 8)]
 
     def _check_past(self, old: Mapping[str, Any], summary: Mapping[str, Any] | None) -> None:
         """Raises :class:`UserError` if clients' models are asked for that the run in the folder, whose section ``run``
         is ``old`` and which ended with ``summary``, can't save any more, because their rounds are over."""
         run, known = self.config.run, {*old.get("local_models_of", [])}
         saved = old.get("local_models_in", []) if {*run.local_models_of} <= known else []
-        checkpoints = [int(path.name[6:]) for path in (self.path / "checkpoints").glob("round-" + "[0-9]" * 8)]
-        done = (summary or {}).get("rounds", max(checkpoints, default=0))
+        done = (summary or {}).get("rounds", max(self._saved(), default=0))
         files = {
             number: [
                 self.path / LOCAL / f"round-{number:08}" / f"client-{each}.safetensors" for each in run.local_models_of

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 from torch import nn
 
-from fedray import UserError, evaluate, simulate
+from fedray import FedrayWarning, UserError, evaluate, simulate
 from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
 from fedray.engine.evaluation.evaluator import samples_of_pass
@@ -323,3 +323,19 @@ def test_the_best_model_of_a_run_that_was_extended(tmp_path):
 def test_a_folder_that_is_no_run_folder_yet_stays_empty(tmp_path):
     write_failure(tmp_path, OSError("no room"))
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_run_that_was_interrupted_and_keeps_no_checkpoints_begins_anew(tmp_path):
+    """Of many runs the same command finishes those that are not, whatever they keep."""
+
+    def ends_at_2(report: Any) -> bool:
+        return bool(report.round == 2)
+
+    keys = {"run__checkpoint_every": 0, "run__name": "run"}
+    whole = run(tmp_path / "whole", **keys)
+    assert run(tmp_path, call={"callbacks": [ends_at_2]}, **keys).summary["status"] == "interrupted"
+    with pytest.raises(UserError, match=r"has no checkpoint to go on from: use run.resume=false"):
+        run(tmp_path, run__resume=True, **keys)
+    with pytest.warns(FedrayWarning, match=r"interrupted after 2 rounds.*kept nothing.*starting over \(the old one is"):
+        assert_same(whole, run(tmp_path, **keys))
+    assert len((tmp_path / "run.bak-1/metrics.csv").read_text().splitlines()) == 3
