@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedray.core.seeds import Purpose, stream
+from fedray.core.seeds import Purpose, permutation
 from fedray.core.structure import map_leaves
 
 
@@ -113,19 +113,19 @@ def schedule(
     size = min(batch_size or samples, samples)
     steps = steps_of(samples, batch_size, local_steps, local_epochs)
 
-    def permutation(number: int) -> NDArray[np.int64]:
-        return stream(seed, purpose, round, client, number).permutation(samples)
+    def drawn(number: int) -> NDArray[np.int64]:
+        return permutation(samples, seed, purpose, round, client, number)
 
     if size == samples:
         # the order within a full batch does not matter; a fixed one also fixes how the sum is rounded
         return BatchOrder(np.broadcast_to(np.arange(samples), (steps, samples)), [samples] * steps)
     if local_steps is not None:
         passes = -(-steps * size // samples)
-        order = np.concatenate([permutation(number) for number in range(passes)])
+        order = np.concatenate([drawn(number) for number in range(passes)])
         return BatchOrder(order[: steps * size].reshape(steps, size), [size] * steps)
     per_epoch = -(-samples // size)
     order = np.zeros((local_epochs or 0, per_epoch * size), np.int64)
     for epoch in range(len(order)):
-        order[epoch, :samples] = permutation(epoch)
+        order[epoch, :samples] = drawn(epoch)
     counts = [size] * (per_epoch - 1) + [samples - (per_epoch - 1) * size]
     return BatchOrder(order.reshape(-1, size), counts * len(order))

@@ -7,7 +7,7 @@ import timeit
 import numpy as np
 import pytest
 
-from fedray.core.seeds import SERVER, Purpose, stream, torch_rng, torch_seed
+from fedray.core.seeds import SERVER, Purpose, permutation, stream, torch_rng, torch_seed
 
 
 def test_the_same_arguments_give_the_same_draws():
@@ -103,3 +103,13 @@ def test_data_and_seeds_import_neither_torch_nor_ray():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 60, 1000])
+def test_a_permutation_is_the_first_of_its_stream(count):
+    """Whatever the thread's generator has drawn before, also from streams of other coordinates."""
+    for seed, *coordinates in [(1, 3, 5), (2**64 - 1, 0, 2**63, 7), (1, 3, 5)]:
+        drawn = stream(seed, Purpose.BATCHES, *coordinates).permutation(count)
+        assert np.array_equal(permutation(count, seed, Purpose.BATCHES, *coordinates), drawn)
+    with pytest.raises(ValueError, match="three coordinates"):
+        permutation(count, 1, Purpose.BATCHES, 1, 2, 3, 4)
