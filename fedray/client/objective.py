@@ -208,7 +208,8 @@ class Objective:
         # plain numbers, because arrays would take longer for so few
         losses = zip(*torch.stack(self._losses).double().tolist(), strict=True)
         steps, name = self.data.steps, self.network.task.followed
-        made = [[place for place, step in enumerate(self._steps) if step < count][:count] for count in steps]
+        places_of = {count: [n for n, step in enumerate(self._steps) if step < count][:count] for count in {*steps}}
+        made = [places_of[count] for count in steps]
 
         def mean(losses: Sequence[float], places: Sequence[int]) -> float | None:
             return math.fsum(losses[place] for place in places) / len(places) if places else None
