@@ -64,8 +64,7 @@ class PhaseRunner:
         self._robust = clients.experiment.robust is not None
         self._privacy = clients.experiment.privacy
         self._keeps_momentum = clients.experiment.training.momentum_reset == "never"
-        # a compiler would have to compile everything once more for a client alone
-        to_try = clients.experiment.vectorize and not clients.experiment.compile and clients.own_rule
+        to_try = clients.experiment.vectorize and clients.own_rule
         self._to_try = {*range(len(self.algorithm.phases))} if to_try else set()
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import run
+from small_runs import needs_compiler, run
 from torch import Tensor
 
 from fedray.algorithms import Carry, Result, find_algorithm, known_algorithms
@@ -140,6 +140,15 @@ def test_a_rule_that_mixes_clients_is_told_once(algorithm, where, tmp_path):
     (line,) = told(tmp_path, algorithm)
     assert line.startswith(where)
     assert "keepdim=True" in line
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_stacks_are_tried_too(tmp_path):
+    """The client alone has a shape that is not compiled, so that the trial takes no longer."""
+    (line,) = told(tmp_path, OfAll, engine__compile=True)
+    assert line.startswith("OfAll.train")
+    assert told(tmp_path / "each", OfEach, engine__compile=True) == []
 
 
 @pytest.mark.parametrize("step", [of_all, Keeping(None)], ids=["of_all", "keeping"])
