@@ -156,7 +156,7 @@ class PhaseRunner:
         """Tells the user if the algorithm's phase mixes the clients in ``rows``."""
 
         def run(few: PhaseTask, these: slice) -> tuple[Result, ClientPhase]:
-            return self._phase(few, few.phase, position, these)
+            return self._phase(few, few.phase, position + these.start - rows.start, these)
 
         if line := mixing_phase(task, rows, f"{type(self.algorithm).__name__}.{self._name(task.phase)}", run):
             self.clients.say(line)

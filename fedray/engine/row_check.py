@@ -39,25 +39,26 @@ def mixing_phase(
     task: PhaseTask, rows: slice, phase: str, run: Callable[[PhaseTask, slice], tuple[Result, ClientPhase]]
 ) -> str | None:
     """Tries the phase of ``task``, whose name is ``phase``, for a few local steps of the clients in ``rows``, and then
-    of the first of them alone; ``run(task, rows)`` does that. Returns a line for the user if that client's results
-    differ, or None. Exceptions are ignored, because the task itself will raise them."""
+    of the first and the last of them alone; ``run(task, rows)`` does that. Returns a line for the user if the results
+    of one differ, or None. Exceptions are ignored, because the task itself will raise them."""
     few = replace(task, attempt=OF_A_TRIAL, steps=[min(STEPS, each) for each in task.steps])
     with contextlib.suppress(Exception):
         together, _ = run(few, rows)
-        alone, client = run(few, slice(rows.start, rows.start + 1))
-        sent, ones = client.shared.get("x"), {key: value for key, value, _ in things_of(alone)}
-        for key, value, _ in things_of(together):
-            base = row_of(sent)[-1] if isinstance(value, Model) and isinstance(sent, Model) else 0.0
-            if _differ(row_of(value)[0], row_of(ones[key])[0], base):
-                return _line(phase, f"returns another {key}")
+        for row in (rows.start, rows.stop - 1):
+            alone, client = run(few, slice(row, row + 1))
+            sent, ones = client.shared.get("x"), {key: value for key, value, _ in things_of(alone)}
+            for key, value, _ in things_of(together):
+                base = row_of(sent)[-1] if isinstance(value, Model) and isinstance(sent, Model) else 0.0
+                if _differ(row_of(value)[row - rows.start], row_of(ones[key])[0], base):
+                    return _line(phase, f"returns another {key}")
     return None
 
 
-def mixing_step(step: str, together: Tensor, alone: Callable[[], Tensor]) -> str | None:
+def mixing_step(step: str, together: Tensor, alone: Callable[[int], Tensor]) -> str | None:
     """Returns a line for the user if a step of ``train.upload``, whose name is ``step``, has made another row of the
-    first client in ``together`` than ``alone()`` makes of its row by itself, or None."""
+    first or the last client in ``together`` than ``alone(row)`` makes of that row by itself, or None."""
     with contextlib.suppress(Exception):
-        if _differ(together[0], alone()[0], 0.0):
+        if any(_differ(together[row], alone(row)[0], 0.0) for row in (0, len(together) - 1)):
             return _line(f"the step {step} of train.upload", "makes another row")
     return None
 

@@ -82,10 +82,15 @@ class UploadSteps:
 
     def _tried(self, step: UploadStep, rows: Tensor, upload: UploadRows) -> Tensor:
         """As :func:`_checked`, and tells the user if the step mixes clients."""
-        row, kept = rows[:1].clone(), None if upload.kept is None else upload.kept[:1].clone()
+        before, kept = rows.clone(), None if upload.kept is None else upload.kept.clone()
         found = _checked(step, rows, upload)
-        alone = replace(upload, clients=upload.clients[:1], kept=kept)
-        if line := mixing_step(_name(step), found, lambda: step(row, alone)):
+
+        def alone(row: int) -> Tensor:
+            one = slice(row, row + 1)
+            of_it = replace(upload, clients=upload.clients[one], kept=None if kept is None else kept[one].clone())
+            return step(before[one].clone(), of_it)
+
+        if line := mixing_step(_name(step), found, alone):
             self.clients.say(line)
         return found
 

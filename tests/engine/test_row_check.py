@@ -53,6 +53,10 @@ class Largest(Sharp):
     length = staticmethod(lambda g: g.abs().max())
 
 
+class OfTheFirst(Sharp):
+    length = staticmethod(lambda g: g[0].norm())
+
+
 class Neighbour(Sharp):
     length = staticmethod(lambda g: g.norm(dim=-1, keepdim=True).roll(1, dims=0))
 
@@ -96,6 +100,10 @@ def of_all(rows: Tensor, upload: Any) -> Tensor:
     return rows * (0.1 / rows.norm()).clamp(max=1)
 
 
+def of_the_first(rows: Tensor, upload: Any) -> Tensor:
+    return rows * (0.1 / rows[0].norm()).clamp(max=1)
+
+
 def of_each(rows: Tensor, upload: Any) -> Tensor:
     return rows * (0.1 / rows.norm(dim=1, keepdim=True)).clamp(max=1)
 
@@ -130,6 +138,7 @@ def told(folder: Path, algorithm: type | None = None, **settings: Any) -> list[s
     [
         (OfAll, "OfAll.train mixes clients that are trained together: it returns another uploads['y'] for"),
         (Largest, "Largest.train"),
+        (OfTheFirst, "OfTheFirst.train"),
         (Neighbour, "Neighbour.train"),
         (InTheSecondPhase, "InTheSecondPhase.train"),
         (InANumber, "InANumber.train mixes clients that are trained together: it returns another scalars['moved']"),
@@ -151,10 +160,11 @@ def test_compiled_stacks_are_tried_too(tmp_path):
     assert told(tmp_path / "each", OfEach, engine__compile=True) == []
 
 
-@pytest.mark.parametrize("step", [of_all, Keeping(None)], ids=["of_all", "keeping"])
+@pytest.mark.parametrize("step", [of_all, of_the_first, Keeping(None)])
 def test_a_step_of_uploads_that_mixes_clients_is_told_once(step, tmp_path):
     (line,) = told(tmp_path, steps=[{"clip": 1.0}, step])
-    assert line.startswith(f"the step {'of_all' if step is of_all else 'Keeping'} of train.upload mixes clients")
+    name = getattr(step, "__name__", "Keeping")
+    assert line.startswith(f"the step {name} of train.upload mixes clients that are trained together: it makes another")
 
 
 def test_steps_that_do_not_mix_clients_are_not_told(tmp_path):
