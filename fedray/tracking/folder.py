@@ -140,8 +140,8 @@ class RunFolder:
                 f"{self.path} has no {INPUTS}, so that nobody can tell whether it is of the same data and code: "
                 "run.resume=true takes it for the same run, run.resume=false starts over (the old one is renamed)"
             )
-        if status == "interrupted" and resume is not True and not (self.config.run.checkpoint_every or self._saved()):
-            assert summary is not None
+        keeps = bool(self.config.run.checkpoint_every or self._saved())
+        if summary and status == "interrupted" and summary["rounds"] and not keeps and resume is not True:
             line = (
                 f"the run in {self.path} was interrupted after {summary['rounds']} rounds, of which "
                 "run.checkpoint_every=0 has kept nothing to go on from: starting over (the old one is renamed)"
